@@ -44,8 +44,8 @@ def measure(times: float = 1, *, seed: int = 1) -> dict[str, Any]:
         taken = [_once(scene, randomness) for _ in range(int(times))]
     return {
         "times": len(taken),
-        **{name: statistics.median(each[name] for each in taken) for name in taken[0]},
-        "worst_seconds": max(each["seconds"] for each in taken),
+        **{name: statistics.median(death[name] for death in taken) for name in taken[0]},
+        "worst_seconds": max(death["seconds"] for death in taken),
     }
 
 

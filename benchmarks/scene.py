@@ -61,19 +61,19 @@ class Scene:
         runtime.mkdir(mode=0o700, exist_ok=True)
         return {**kept, **self.nvml.environment(), "XDG_RUNTIME_DIR": str(runtime), "LANG": "C.UTF-8", "TZ": "UTC"}
 
-    def gputui(self, *words: str) -> list[str]:
+    def gputui(self, *arguments: str) -> list[str]:
         """The command line of the installed gputui in this scene's home."""
         script = Path(sys.executable).with_name("gputui")
         command = [str(script)] if script.exists() else [sys.executable, "-m", "gputui"]
-        return [*command, "--home", str(self.folder / "home"), *words]
+        return [*command, "--home", str(self.folder / "home"), *arguments]
 
-    def call(self, *words: str, timeout_seconds: float = 60.0) -> str:
+    def call(self, *arguments: str, timeout_seconds: float = 60.0) -> str:
         """Run a gputui command to its end and return what it printed.
 
         Raises subprocess.CalledProcessError, subprocess.TimeoutExpired.
         """
         done = subprocess.run(
-            self.gputui(*words),
+            self.gputui(*arguments),
             env=self.environment,
             cwd=self.folder,
             capture_output=True,

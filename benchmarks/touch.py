@@ -78,8 +78,8 @@ def stall(terminal: Terminal, seconds: float) -> dict[str, Any]:
     again to the answer to a key pressed then. ``bytes_after``: what had piled up, and that answer."""
     terminal.take_shown()
     terminal.pause()
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
         terminal.press(KEY_DOWN)
         terminal.press(KEY_UP)
         time.sleep(0.25)
@@ -103,8 +103,8 @@ def _percentiles(taken: list[float]) -> dict[str, float | int]:
     }
 
 
-def _has(words: str, is_so: bool) -> Callable[[list[str]], bool]:
-    return lambda lines: any(words in line for line in lines) == is_so
+def _has(text: str, is_so: bool) -> Callable[[list[str]], bool]:
+    return lambda lines: any(text in line for line in lines) == is_so
 
 
 def _cursor(lines: list[str]) -> tuple[int, ...]:

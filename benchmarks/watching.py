@@ -41,8 +41,8 @@ def watch(terminal: Terminal, scene: Scene, groups: dict[str, list[int]], spans:
     return {
         "idle": idle,
         "keys": keys,
-        "rss_bytes": sum(each.rss_bytes for each in used.values()),
-        "pss_bytes": sum(each.pss_bytes for each in used.values()),
+        "rss_bytes": sum(process.rss_bytes for process in used.values()),
+        "pss_bytes": sum(process.pss_bytes for process in used.values()),
         "rss_bytes_by_process": {name: each.rss_bytes for name, each in used.items()},
     }
 

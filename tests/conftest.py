@@ -173,8 +173,8 @@ def home(workspace: Workspace) -> Iterator[Home]:
     """An empty home with a store, to write rows into."""
     from tests.homes import Home
 
-    with closing(Home(workspace)) as made:
-        yield made
+    with closing(Home(workspace)) as home:
+        yield home
 
 
 @pytest.fixture

@@ -94,9 +94,9 @@ class Forked(subprocess.Popen[str]):
         self._server = _SERVERS[preloaded]
         super().__init__(words, **options)
 
-    def _execute_child(self, *given: Any) -> None:
+    def _execute_child(self, *arguments: Any) -> None:
         """In place of fork and exec; pipes were made and are used by `subprocess`."""
-        call = _EXECUTE_CHILD.bind(self, *given).arguments
+        call = _EXECUTE_CHILD.bind(self, *arguments).arguments
         pipes = [call[name] for name in ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")]
         assert call["preexec_fn"] is None and not call["shell"] and not call["pass_fds"]
         environment = dict(os.environ if call["env"] is None else call["env"])

@@ -88,10 +88,10 @@ class Machine:
 
     # --- the command line -----------------------------------------------------------------------------------------
 
-    def start(self, *words: str, **options: Any) -> subprocess.Popen[str]:
+    def start(self, *arguments: str, **options: Any) -> subprocess.Popen[str]:
         """Start a command that goes on until it is told to end."""
         return subprocess.Popen(
-            [sys.executable, "-m", "gputui", "--home", str(self.folder / "home"), *words],
+            [sys.executable, "-m", "gputui", "--home", str(self.folder / "home"), *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -99,25 +99,27 @@ class Machine:
             **options,
         )
 
-    def call(self, *words: str, timeout: float = COMMAND_SECONDS) -> subprocess.CompletedProcess[str]:
+    def call(self, *arguments: str, timeout: float = COMMAND_SECONDS) -> subprocess.CompletedProcess[str]:
         """Run a command to its end."""
-        if "--record" in words:
+        if "--record" in arguments:
             # As an agent it is found by its command line, which a fork does not have.
-            with self.start(*words) as process:
+            with self.start(*arguments) as process:
                 output, errors = process.communicate(timeout=timeout)
-            return subprocess.CompletedProcess(words, process.returncode, output, errors)
-        return forkserver.run(["gputui", "--home", str(self.folder / "home"), *words], cwd=self.folder, timeout=timeout)
+            return subprocess.CompletedProcess(arguments, process.returncode, output, errors)
+        return forkserver.run(
+            ["gputui", "--home", str(self.folder / "home"), *arguments], cwd=self.folder, timeout=timeout
+        )
 
-    def gputui(self, *words: str, code: int | None = 0, timeout: float = COMMAND_SECONDS) -> str:
+    def gputui(self, *arguments: str, code: int | None = 0, timeout: float = COMMAND_SECONDS) -> str:
         """Run a command; its standard output. ``code`` is the exit code that it must have."""
-        done = self.call(*words, timeout=timeout)
+        done = self.call(*arguments, timeout=timeout)
         assert "Traceback" not in done.stderr, done.stderr
         if code is not None:
-            assert done.returncode == code, f"{words}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+            assert done.returncode == code, f"{arguments}: {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done.stdout if done.returncode == 0 else done.stdout + done.stderr
 
-    def json(self, *words: str) -> Any:
-        return json.loads(self.gputui(*words, "--json"))
+    def json(self, *arguments: str) -> Any:
+        return json.loads(self.gputui(*arguments, "--json"))
 
     # --- profiles -------------------------------------------------------------------------------------------------
 

@@ -56,8 +56,8 @@ def test_every_link_leads_somewhere(page: Path) -> None:
 
 
 def test_every_picture_is_made_and_shown() -> None:
-    named = {one for page in PAGES for one in re.findall(r"images/([\w-]+)\.png", page.read_text())}
-    assert {one.stem for one in IMAGES.glob("*.png")} == named == {*PICTURES}
+    named = {image for page in PAGES for image in re.findall(r"images/([\w-]+)\.png", page.read_text())}
+    assert {path.stem for path in IMAGES.glob("*.png")} == named == {*PICTURES}
 
 
 @pytest.mark.parametrize("name", PICTURES)

@@ -72,9 +72,9 @@ def test_it_works_in_an_empty_environment(wheel: Path, tmp_path: Path) -> None:
     home = tmp_path / "home"
     plain = {name: value for name, value in os.environ.items() if name not in ("VIRTUAL_ENV", "PYTHONPATH")}
 
-    def gputui(*words: str) -> subprocess.CompletedProcess[str]:
+    def gputui(*arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [str(environment / "bin" / "gputui"), "--home", str(home), *words],
+            [str(environment / "bin" / "gputui"), "--home", str(home), *arguments],
             capture_output=True, text=True, timeout=60, cwd=tmp_path, env=plain, check=False,
         )  # fmt: skip
 

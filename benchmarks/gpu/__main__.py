@@ -157,9 +157,9 @@ def markdown(results: figures.Results, machine: dict[str, Any]) -> str:
         batches, label = ", ".join(map(str, oom["batch_sizes"])), "" if on_gpu else f" ({UNMEASURED})"
         what = f"out of memory, recovered by gputui; micro batches {batches}"
         rows.append(f"| {what} | {oom['state']}{label} | | {said[oom['recovered']]} |")
-    for one in measured.get("nvml", {}).get("gpus", ()):
-        what = f"{one['figure']} of {one['uuid'][:12]}: gputui; nvidia-smi"
-        rows.append(f"| {what} | {one['gputui']}; {one['nvidia_smi']} | | {said[one['agree']]} |")
+    for gpu in measured.get("nvml", {}).get("gpus", ()):
+        what = f"{gpu['figure']} of {gpu['uuid'][:12]}: gputui; nvidia-smi"
+        rows.append(f"| {what} | {gpu['gputui']}; {gpu['nvidia_smi']} | | {said[gpu['agree']]} |")
     return "\n".join(rows) + "\n"
 
 

@@ -234,13 +234,15 @@ def compared(ours: Sequence[Mapping[str, Any]], shown: str) -> list[dict[str, An
     """Our figures of each GPU with nvidia-smi's, and whether each pair is within what a second may change."""
     theirs = {row[0]: row[1:] for row in csv.reader(shown.splitlines(), skipinitialspace=True) if row}
     rows = []
-    for one in ours:
-        if (values := theirs.get(one["uuid"])) is None:
+    for result in ours:
+        if (values := theirs.get(result["uuid"])) is None:
             continue
         for (name, (_, apart)), text in zip(NVML_FIGURES.items(), values, strict=True):
             value = float(text) if text.replace(".", "", 1).isdigit() else None
-            agree = None if None in (value, one[name]) else abs(value - one[name]) <= apart
-            rows.append({"uuid": one["uuid"], "figure": name, "gputui": one[name], "nvidia_smi": value, "agree": agree})
+            agree = None if None in (value, result[name]) else abs(value - result[name]) <= apart
+            rows.append(
+                {"uuid": result["uuid"], "figure": name, "gputui": result[name], "nvidia_smi": value, "agree": agree}
+            )
     return rows
 
 

@@ -58,12 +58,12 @@ def main(argv: list[str] | None = None) -> int:
     print(f"took {time.monotonic() - began_at:.0f} s, load {machine_load():.2f}")
     if args.json is not None:
         everything = {
-            "drills": [dataclasses.asdict(one) for one in drilled],
+            "drills": [dataclasses.asdict(drill) for drill in drilled],
             "healthy": None if healthy is None else vars(healthy),
-            "broken": [dataclasses.asdict(one) for one in found],
+            "broken": [dataclasses.asdict(drill) for drill in found],
         }
         args.json.write_text(json.dumps(everything, indent=2) + "\n", "utf-8")
-    all_right = all(one.detected and one.right for one in drilled)
+    all_right = all(drill.detected and drill.right for drill in drilled)
     return 0 if all_right and (healthy is None or not healthy.false_alarms) else 1
 
 

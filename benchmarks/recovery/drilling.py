@@ -67,9 +67,9 @@ def _measured(machine: Machine, live: Live, asked: Drilled) -> Drilled:
     else:
         wait_until(lambda: machine.state(provoked.run_id) in _OVER, SECONDS, "the end of the run")
     shown = machine.json("show", provoked.run_id)["attempts"]
-    before = next(one for one in shown if one["number"] == attempt)
-    after = next((one for one in shown if one["number"] == attempt + 1), None)
-    applied = tuple(one["action"] for one in before["decision"]["actions"] if one["applied"])
+    before = next(attempt_row for attempt_row in shown if attempt_row["number"] == attempt)
+    after = next((attempt_row for attempt_row in shown if attempt_row["number"] == attempt + 1), None)
+    applied = tuple(action["action"] for action in before["decision"]["actions"] if action["applied"])
     taken = applied if verdict == "retry" else ("stop",)
     first_step_at = _first_step_at(machine, provoked, attempt + 1)
     return Drilled(

@@ -14,24 +14,24 @@ def drills(drilled: Sequence[Drilled]) -> str:
     heading = ["kind", "detected after", "next first step", "steps lost", "expected", "taken", "right", "how"]
     rows = [
         [
-            one.kind,
-            figures.with_unit(one.detect_seconds, "s") if one.detected else "NO",
-            "" if one.next_step_seconds is None else figures.with_unit(one.next_step_seconds, "s"),
-            "" if one.steps_lost is None else str(one.steps_lost),
-            one.expected,
-            one.taken,
-            "yes" if one.right else "NO",
-            one.how,
+            drill.kind,
+            figures.with_unit(drill.detect_seconds, "s") if drill.detected else "NO",
+            "" if drill.next_step_seconds is None else figures.with_unit(drill.next_step_seconds, "s"),
+            "" if drill.steps_lost is None else str(drill.steps_lost),
+            drill.expected,
+            drill.taken,
+            "yes" if drill.right else "NO",
+            drill.how,
         ]
-        for one in drilled
+        for drill in drilled
     ]
-    detected, right = sum(one.detected for one in drilled), sum(one.right for one in drilled)
+    detected, right = sum(drill.detected for drill in drilled), sum(drill.right for drill in drilled)
     return "\n".join(
         [
             figures.layout([heading, *rows], words=(0, 4, 5, 6, 7)),
             "",
             f"{len(drilled)} kinds: {detected} detected, {right} met with the right action",
-            *(f"{one.kind}: {one.problem}" for one in drilled if one.problem is not None),
+            *(f"{drill.kind}: {drill.problem}" for drill in drilled if drill.problem is not None),
         ]
     )
 
@@ -56,13 +56,13 @@ def found(faults: Sequence[Found]) -> str:
     heading = ["broken by", "runs", "found", "after (median)", "lines", "after the evidence, at most"]
     rows = [
         [
-            one.fault,
-            str(one.runs),
-            str(one.found),
-            figures.with_unit(one.median_seconds, "s"),
-            "–" if one.median_lines is None else f"{one.median_lines:.0f}",
-            "" if one.worst_evidence_seconds is None else figures.with_unit(one.worst_evidence_seconds, "s"),
+            fault.fault,
+            str(fault.runs),
+            str(fault.found),
+            figures.with_unit(fault.median_seconds, "s"),
+            "–" if fault.median_lines is None else f"{fault.median_lines:.0f}",
+            "" if fault.worst_evidence_seconds is None else figures.with_unit(fault.worst_evidence_seconds, "s"),
         ]
-        for one in faults
+        for fault in faults
     ]
     return figures.layout([heading, *rows], words=(0,))

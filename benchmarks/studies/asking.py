@@ -70,7 +70,7 @@ def measure(sampler: SamplerKind, trials: int = TRIALS) -> dict[str, Any]:
 
 
 def _spec(sampler: SamplerKind) -> StudySpec:
-    space = tuple(one for one in PLANTED_SPACE if sampler != "cmaes" or one.kind != "choice")
+    space = tuple(dimension for dimension in PLANTED_SPACE if sampler != "cmaes" or dimension.kind != "choice")
     several = (LOSS, Objective("latency")) if sampler == "nsga2" else (LOSS,)
     pruner = PrunerSpec("none" if len(several) > 1 else "hyperband", length=float(RUNGS), rungs=RUNGS)
     return StudySpec("asking", "planted", space, several, SamplerSpec(sampler), pruner)
@@ -104,7 +104,7 @@ def _trial(journal: StudyJournal, view: TrialView, writer: StudyWriter, spec: St
 
 def main() -> int:
     wanted = sys.argv[1]
-    sampler: SamplerKind | None = next((one for one in get_args(SamplerKind) if one == wanted), None)
+    sampler: SamplerKind | None = next((kind for kind in get_args(SamplerKind) if kind == wanted), None)
     if sampler is None:
         sys.exit(f"no sampler is named {wanted}")
     print(json.dumps(measure(sampler, int(sys.argv[2]) if len(sys.argv) > 2 else TRIALS)))

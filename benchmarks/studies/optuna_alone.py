@@ -43,7 +43,9 @@ def main() -> None:
     if left > 0:
         study.optimize(objective, n_trials=left, n_jobs=int(slots), catch=(RuntimeError,))
     done = [
-        one.value for one in study.trials if one.state is optuna.trial.TrialState.COMPLETE and one.value is not None
+        trial.value
+        for trial in study.trials
+        if trial.state is optuna.trial.TrialState.COMPLETE and trial.value is not None
     ]
     (folder / "result.json").write_text(json.dumps({"complete": len(done), "best": min(done, default=None)}))
 

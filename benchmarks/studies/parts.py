@@ -73,7 +73,7 @@ def overhead(size: Size, *, trials: int = 16, slots: int = 4) -> dict[str, Any]:
         home.finish_study(study, 1.0)
         ended = home.rows("SELECT ended_at FROM studies WHERE study_id = ?", study)[0][0]
         wait_until(lambda: home.study_process(study) is None, what="the end of the study's process")
-        states = [one["state"] for one in home.trials(study)]
+        states = [trial["state"] for trial in home.trials(study)]
         assert states == ["complete"] * trials, states
         gaps = home.rows(
             "SELECT avg(a.ended_at - a.started_at) FROM attempts AS a JOIN runs AS r USING (run_id) "
@@ -144,17 +144,17 @@ parallel: 1
         study = home.begin(text)
         home.finish_study(study, 600.0)
         taken = []
-        for one in home.trials(study):
-            if one["state"] != "pruned":
+        for trial in home.trials(study):
+            if trial["state"] != "pruned":
                 continue
-            taken.append(_pruned(home, study, one["number"], one["run"]))
-    known = [each for each in taken if each["next_step_seconds"] is not None]
+            taken.append(_pruned(home, study, trial["number"], trial["run"]))
+    known = [timing for timing in taken if timing["next_step_seconds"] is not None]
     assert known, "no trial was pruned that another one followed"
     return {
         "times": len(known),
-        **{name: statistics.median(each[name] for each in known) for name in known[0]},
-        "worst_asked_seconds": max(each["asked_seconds"] for each in known),
-        "worst_next_step_seconds": max(each["next_step_seconds"] for each in known),
+        **{name: statistics.median(timing[name] for timing in known) for name in known[0]},
+        "worst_asked_seconds": max(timing["asked_seconds"] for timing in known),
+        "worst_next_step_seconds": max(timing["next_step_seconds"] for timing in known),
     }
 
 
@@ -212,8 +212,8 @@ def hyperband(size: Size) -> dict[str, Any]:
         "worst_by": max(pruned.best - full.best for pruned, full in pairs),
         "best": statistics.median(pruned.best for pruned, _ in pairs),
         "best_without": statistics.median(full.best for _, full in pairs),
-        "median_saved_percent": 100 * (1 - statistics.mean(one.used_share for one in medians)),
-        "median_best": statistics.median(one.best for one in medians),
+        "median_saved_percent": 100 * (1 - statistics.mean(median.used_share for median in medians)),
+        "median_best": statistics.median(median.best for median in medians),
         "live": live,
     }
 
@@ -234,7 +234,7 @@ def _live_hyperband(step_seconds: float) -> dict[str, Any]:
                 study,
             )[0][0]
             trials = home.trials(study)
-            best = min(one["value"] for one in trials if one["state"] == "complete")
+            best = min(trial["value"] for trial in trials if trial["state"] == "complete")
             found[pruner] = {"steps": steps, "best": best}
     found["saved_percent"] = 100 * (1 - found["hyperband"]["steps"] / (32 * planted.STEPS))
     found["worse_by"] = found["hyperband"]["best"] - found["none"]["best"]
@@ -250,10 +250,10 @@ def population(size: Size) -> dict[str, Any]:
     results = [simulated.moving_population(seed) for seed in range(size.seeds)]
     return {
         "seeds": size.seeds,
-        "won": sum(one.population < one.fixed for one in results),
-        "won_percent": 100 * sum(one.population < one.fixed for one in results) / size.seeds,
-        "loss": statistics.median(one.population for one in results),
-        "fixed_loss": statistics.median(one.fixed for one in results),
+        "won": sum(result.population < result.fixed for result in results),
+        "won_percent": 100 * sum(result.population < result.fixed for result in results) / size.seeds,
+        "loss": statistics.median(result.population for result in results),
+        "fixed_loss": statistics.median(result.fixed for result in results),
         "live": _live_population(size.live_steps, is_paced=size.live_paced),
     }
 
@@ -273,13 +273,13 @@ def _live_population(steps: int, members: int = 8, *, is_paced: bool) -> dict[st
         if is_paced:
             _pace(home, study, every, members)
         home.finish_study(study, steps * 0.05 * 10 + 300)
-        trials = {one["number"]: one for one in home.trials(study)}
-        runs = {one["run"]: _segments(home, one["run"]) for one in trials.values()}
-        exact = sum(each.lr == each.wanted_lr for segments in runs.values() for each in segments)
+        trials = {trial["number"]: trial for trial in home.trials(study)}
+        runs = {trial["run"]: _segments(home, trial["run"]) for trial in trials.values()}
+        exact = sum(segment.lr == segment.wanted_lr for segments in runs.values() for segment in segments)
         exploits = sum(len(segments) - 1 for segments in runs.values())
         replayed = {
-            one["run"]: _replayed(runs, trials, one["run"], steps, steps) == runs[one["run"]][-1].last_loss
-            for one in trials.values()
+            trial["run"]: _replayed(runs, trials, trial["run"], steps, steps) == runs[trial["run"]][-1].last_loss
+            for trial in trials.values()
         }
         best = min(segments[-1].last_loss for segments in runs.values())
     return {

@@ -140,15 +140,15 @@ class Gputui:
 
     def training(self) -> list[int]:
         live = self.home.rows("SELECT run_id FROM runs WHERE state IN ('starting', 'running')")
-        return [one.pid for (run_id,) in live for one in self.home.marked(run_id)]
+        return [process.pid for (run_id,) in live for process in self.home.marked(run_id)]
 
     def steering(self) -> list[int]:
         """The agent, then the study's process."""
         found = [self.home.agent(), self.home.study_process(self.study or "")]
-        return [one.pid for one in found if one is not None]
+        return [process.pid for process in found if process is not None]
 
     def result(self) -> dict[str, Any]:
-        values = [one["value"] for one in self.home.trials(self.study or "") if one["state"] == "complete"]
+        values = [trial["value"] for trial in self.home.trials(self.study or "") if trial["state"] == "complete"]
         return {"complete": len(values), "best": min(values, default=None)}
 
 

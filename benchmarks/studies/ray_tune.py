@@ -54,9 +54,9 @@ def main() -> None:
         )  # fmt: skip
     results = tuner.fit()
     done = [
-        one.metrics["loss"]
-        for one in results
-        if one.error is None and one.metrics and one.metrics.get("training_iteration") == planted.STEPS
+        result.metrics["loss"]
+        for result in results
+        if result.error is None and result.metrics and result.metrics.get("training_iteration") == planted.STEPS
     ]
     (folder / "result.json").write_text(json.dumps({"complete": len(done), "best": min(done, default=None)}))
 

@@ -59,11 +59,11 @@ class SimulatedStudy:
 
     @property
     def best(self) -> float:
-        return min(one.best for one in self.trials if one.state is TrialState.COMPLETE)
+        return min(trial.best for trial in self.trials if trial.state is TrialState.COMPLETE)
 
     @property
     def used_share(self) -> float:
-        return sum(one.rung for one in self.trials) / (len(self.trials) * planted.STEPS)
+        return sum(trial.rung for trial in self.trials) / (len(self.trials) * planted.STEPS)
 
 
 def planted_study(
@@ -79,22 +79,22 @@ def planted_study(
     journal = StudyJournal(spec, study_id, InMemoryStorage())
     study = SimulatedStudy()
     while True:
-        living = [one for one in study.trials if one.state is TrialState.RUNNING]
+        living = [trial for trial in study.trials if trial.state is TrialState.RUNNING]
         while len(living) < slots and len(study.trials) < trials:
             journal.sample()
             living.append(SimulatedTrial(len(study.trials), planted.loss_curve(**journal.trials()[-1].params)))
             study.trials.append(living[-1])
         if not living:
             return study
-        for one in living:
-            one.rung += 1
-            journal.report(one.number, one.rung, one.best)
-            if one.rung == planted.STEPS:
-                one.state = TrialState.COMPLETE
-                journal.end(one.number, Ruling(one.state, None, (one.best,)), 0.0)
-            elif pruner != "none" and journal.should_prune(one.number):
-                one.state = TrialState.PRUNED
-                journal.end(one.number, Ruling(one.state), 0.0)
+        for trial in living:
+            trial.rung += 1
+            journal.report(trial.number, trial.rung, trial.best)
+            if trial.rung == planted.STEPS:
+                trial.state = TrialState.COMPLETE
+                journal.end(trial.number, Ruling(trial.state, None, (trial.best,)), 0.0)
+            elif pruner != "none" and journal.should_prune(trial.number):
+                trial.state = TrialState.PRUNED
+                journal.end(trial.number, Ruling(trial.state), 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ def moving_population(seed: int, *, members: int = 8, steps: int = 800, every: i
     """A population on the moving optimum: every decision is that of a study's process."""
     spec = PbtSpec(members, every)
     rates: list[Mapping[str, Any]] = [pbt.first_point(MOVING_SPACE, seed, number) for number in range(members)]
-    fixed = min(moving.trained(one["lr"], 0, steps, steps) for one in rates)
+    fixed = min(moving.trained(rate["lr"], 0, steps, steps) for rate in rates)
     losses = [moving.FIRST] * members
     exploited = 0
     for milestone in range(1, steps // every + 1):
@@ -127,7 +127,7 @@ def moving_population(seed: int, *, members: int = 8, steps: int = 800, every: i
         asked = pbt.exploits(population, milestone, spec, MOVING_SPACE, LOSS, seed)
         exploited += len(asked)
         given = list(losses)
-        for one in asked:
-            losses[one.number] = given[one.donor]
-            rates[one.number] = one.params
+        for exploit in asked:
+            losses[exploit.number] = given[exploit.donor]
+            rates[exploit.number] = exploit.params
     return PopulationResult(min(losses), fixed, exploited)

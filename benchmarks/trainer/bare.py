@@ -64,8 +64,11 @@ def train(settings: Settings, result: Path, warm_steps: int) -> None:
         module = DistributedDataParallel(module, device_ids=[device] if cuda else None, gradient_as_bucket_view=True)
     optimizer = torch.optim.AdamW(
         [
-            {"params": [one for one in parameters if one.dim() >= 2], "weight_decay": settings.weight_decay},
-            {"params": [one for one in parameters if one.dim() < 2], "weight_decay": 0.0},
+            {
+                "params": [parameter for parameter in parameters if parameter.dim() >= 2],
+                "weight_decay": settings.weight_decay,
+            },
+            {"params": [parameter for parameter in parameters if parameter.dim() < 2], "weight_decay": 0.0},
         ],
         lr=settings.lr,
         betas=(settings.beta1, settings.beta2),

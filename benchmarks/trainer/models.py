@@ -66,7 +66,10 @@ def speed(model: Model, *, warm_steps: int = WARM_STEPS, steps: int = STEPS, dev
     for batch in batches(model, launch.gpus()):
         lines, _ = _train(model, batch, warm_steps + steps, device, ("--checkpoint-every", "0"))
         found.append(figures(model, batch, lines, warm_steps))
-    return {**max(found, key=lambda one: one["per_second"]), "tried": {one["batch_size"]: one for one in found}}
+    return {
+        **max(found, key=lambda trial: trial["per_second"]),
+        "tried": {trial["batch_size"]: trial for trial in found},
+    }
 
 
 def figures(model: Model, batch: int, lines: Sequence[Line], warm_steps: int) -> dict[str, Any]:

@@ -42,10 +42,10 @@ class Counted:
     def __getattr__(self, name: str) -> Any:
         method = getattr(self._telemetry, name)
 
-        def counted(*given: Any, **named: Any) -> Any:
+        def counted(*arguments: Any, **options: Any) -> Any:
             began = time.thread_time()
             try:
-                return method(*given, **named)
+                return method(*arguments, **options)
             finally:
                 self.seconds += time.thread_time() - began
 

@@ -71,8 +71,8 @@ class RecordedHome(Home):
 
 @pytest.fixture
 def home(workspace: Workspace) -> Iterator[RecordedHome]:
-    with closing(RecordedHome(workspace)) as made:
-        yield made
+    with closing(RecordedHome(workspace)) as home:
+        yield home
 
 
 MINUTES = (

@@ -38,9 +38,9 @@ class SinksHome(Home):
 
 @pytest.fixture
 def home(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Iterator[SinksHome]:
-    with closing(SinksHome(workspace)) as made:
-        monkeypatch.setattr(children.subprocess, "Popen", FakeProcess.starter(made.started))
-        yield made
+    with closing(SinksHome(workspace)) as home:
+        monkeypatch.setattr(children.subprocess, "Popen", FakeProcess.starter(home.started))
+        yield home
 
 
 def test_one_process_while_a_run_has_sinks_and_none_without(home: SinksHome) -> None:

@@ -252,12 +252,12 @@ class History:
 
     def saw(self, run: ModelRun) -> None:
         """The agent has looked: what it had not seen is its living attempt's, unless another run lived."""
-        others = [life for other in self.runs if other is not run for life in other.lives]
+        others = [life for neighbour in self.runs if neighbour is not run for life in neighbour.lives]
         is_shared = any(end >= run.scanned_at for _, end in others)
         # What the end of an attempt may have cut short stays in doubt.
-        of_ended = {one for one in run.growing if not run.is_alive or one.attempt != run.attempts}
+        of_ended = {content for content in run.growing if not run.is_alive or content.attempt != run.attempts}
         run.growing = of_ended
-        fresh = [one for one in dict.fromkeys(self.contents.values()) if one not in run.seen]
+        fresh = [content for content in dict.fromkeys(self.contents.values()) if content not in run.seen]
         for content in sorted(fresh, key=lambda one: (one.attempt, one.step)):
             run.seen[content] = self.now
             run.growing = of_ended | ({content} if not content.is_known else set())
@@ -269,7 +269,9 @@ class History:
         """The checkpoints of the run's training that can be gone on from, as they are to be taken. Those that may be
         cast out count if they are taken."""
         there = set(self.contents.values()) - ((run.unclear | run.growing) - set(taken))
-        found = [one for one in run.line if one in there and one.is_whole and one not in run.excluded]
+        found = [
+            content for content in run.line if content in there and content.is_whole and content not in run.excluded
+        ]
         found.reverse()
         least = min((run.failed_starts.get(content, 0) for content in found), default=0)
         best = [content for content in found if run.failed_starts.get(content, 0) == least]
@@ -284,10 +286,10 @@ class History:
         if len(known) >= wanted:
             # Enough that are whole: how many others are looked at on the way is of no consequence.
             expected, taken = known[:wanted], taken[:wanted]
-        poisoned = [one for one in taken if one in run.excluded]
-        if [id(one) for one in taken] != [id(one) for one in expected] or poisoned:
+        poisoned = [content for content in taken if content in run.excluded]
+        if [id(content) for content in taken] != [id(content) for content in expected] or poisoned:
             names = {content: Path(path).name for path, content in self.contents.items()}
-            would, should = [info.path.name for info in choice.usable], [names[one] for one in expected]
+            would, should = [info.path.name for info in choice.usable], [names[content] for content in expected]
             raise LostError(f"seed {self.seed}: {run.run_id} would take {would}, and should take {should}")
 
     # --- attempts -----------------------------------------------------------------------------------------------------

@@ -99,7 +99,9 @@ def test_another_runs_checkpoints_in_a_fixed_folder_are_left_alone(machine: Mach
     machine.gputui("resume", "trains-2", "--from", str(folder / "checkpoint-40"))
     machine.wait_for("trains-2", "succeeded")
     assert attempts_of(machine, "trains-2")[-1]["resumed_from"] == str(folder / "checkpoint-40")
-    listed = {Path(one["path"]).name: one for one in machine.json("show", "trains-2")["checkpoints"]}
+    listed = {
+        Path(checkpoint["path"]).name: checkpoint for checkpoint in machine.json("show", "trains-2")["checkpoints"]
+    }
     assert listed["checkpoint-40"]["origin"] == "named" and listed["checkpoint-60"]["origin"] == "run"
 
 

@@ -182,8 +182,8 @@ def test_planted_secrets_come_out_nowhere(
     endpoint = recorder.stderr.readline().split()[-1]
     found: dict[str, bytes] = {}
 
-    def say(*words: str, code: int | None = 0) -> None:
-        found[" ".join(words)] = machine.gputui(*words, code=code).encode()
+    def say(*arguments: str, code: int | None = 0) -> None:
+        found[" ".join(arguments)] = machine.gputui(*arguments, code=code).encode()
 
     say("check", profile, code=None)
     say("run", profile)

@@ -76,7 +76,7 @@ def test_ranks_and_agents_killed_at_random_lose_nothing(machine: Machine) -> Non
     runs = {"killed": "slow@step=1,rank=0,seconds=0.15,times=always", "spared": "none"}
     for name, inject in runs.items():
         changes = [f"steps={STEPS}", "checkpoint_every=5", "lr=0.01", f"inject={inject}"]
-        machine.gputui("run", "digits-ddp", "--name", name, *(word for each in changes for word in ("--set", each)))
+        machine.gputui("run", "digits-ddp", "--name", name, *(word for change in changes for word in ("--set", change)))
     killed_agents, rank_killed = 0, False
     rank_dies_after = chance.randint(8, 30)
     agent_dies_at = time.monotonic() + chance.uniform(0.0, 6.0)

@@ -89,8 +89,8 @@ def test_killed_in_the_middle_with_the_agent(machine: Machine) -> None:
         assert [(int(row["attempt"]), int(row["step"])) for row in csv.DictReader(file)] == stored
     table = pyarrow.parquet.read_table(run_dir / "sinks" / "metrics.parquet")
     assert list(zip(table["attempt"].to_pylist(), table["step"].to_pylist(), strict=True)) == stored
-    with closing(sqlite3.connect(run_dir / "sinks" / "run.sqlite")) as made:
-        assert made.execute("SELECT attempt, step FROM metrics WHERE name = 'loss' ORDER BY rowid").fetchall() == stored
+    with closing(sqlite3.connect(run_dir / "sinks" / "run.sqlite")) as home:
+        assert home.execute("SELECT attempt, step FROM metrics WHERE name = 'loss' ORDER BY rowid").fetchall() == stored
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     assert [event.step for event in EventAccumulator(str(board)).Reload().Scalars("loss")] == list(range(60))

@@ -268,7 +268,7 @@ def test_a_run_that_fails_while_no_agent_lives_is_recovered_with_nobody_there(ma
     wait_until(lambda: machine.steps("steps-1"), what="a step")
     machine.kill_agent(is_followed=True)
     machine.wait_for("steps-1", "succeeded")
-    assert [one["state"] for one in machine.json("show", "steps-1")["attempts"]] == ["failed", "succeeded"]
+    assert [attempt["state"] for attempt in machine.json("show", "steps-1")["attempts"]] == ["failed", "succeeded"]
 
 
 def test_an_agent_that_is_killed_after_it_was_ended_on_purpose_is_followed_by_none(machine: Machine) -> None:

@@ -162,7 +162,7 @@ def victim(machine: Machine, run_id: str, ranks: int) -> int:
     def look() -> int | None:
         if ranks > 1:
             return machine.ranks(run_id).get(ranks - 1)
-        names = [(each.pid, Path(f"/proc/{each.pid}/cmdline").read_bytes()) for each in machine.marked(run_id)]
+        names = [(process.pid, Path(f"/proc/{process.pid}/cmdline").read_bytes()) for process in machine.marked(run_id)]
         return next((pid for pid, words in names if b"adder.py" in words or b"train.py" in words), None)
 
     return wait_until(look, 30, "the rank")
@@ -175,7 +175,7 @@ def survives_out_of_memory(machine: Machine, name: str) -> None:
     run_id = launch(machine, name, FAKE_GPU_ROWS=str(default - 1), FAKE_GPU_FROM=str(row.early))
     machine.wait_for(run_id, "succeeded", timeout=200)
     shown = machine.json("show", run_id)
-    kinds = [one["incident"]["kind"] for one in shown["attempts"] if one["incident"]]
+    kinds = [attempt["incident"]["kind"] for attempt in shown["attempts"] if attempt["incident"]]
     assert kinds == ["cuda_oom"], kinds
     assert shown["attempts"][-1]["params"][row.batch] < default
     nothing_left(machine, run_id)

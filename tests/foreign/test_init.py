@@ -25,8 +25,8 @@ def copied(folder: Path, name: str) -> Path:
     return folder / "programs" / name
 
 
-def drafted(folder: Path, *words: str, preset: str | None = None, gpus: int = 0) -> tuple[Draft, Profile]:
-    made = draft(words, folder, preset=None if preset is None else PRESETS[preset], gpus=gpus)
+def drafted(folder: Path, *arguments: str, preset: str | None = None, gpus: int = 0) -> tuple[Draft, Profile]:
+    made = draft(arguments, folder, preset=None if preset is None else PRESETS[preset], gpus=gpus)
     return made, read_profile(made.text, folder / f"{made.name}.yaml")
 
 
@@ -91,8 +91,8 @@ def test_what_is_recognised(tmp_path: Path, case: str) -> None:
     assert {key: found[key] for key in expected} == expected
 
 
-def gputui(folder: Path, *words: str) -> Any:
-    return forkserver.run(["gputui", "--home", str(folder / "home"), *words], cwd=folder, timeout=60)
+def gputui(folder: Path, *arguments: str) -> Any:
+    return forkserver.run(["gputui", "--home", str(folder / "home"), *arguments], cwd=folder, timeout=60)
 
 
 def test_nothing_is_overwritten(tmp_path: Path) -> None:
@@ -207,7 +207,7 @@ FILES = {
 
 
 @table(
-    ("words", "expected"),
+    ("command", "expected"),
     [
         ("hf.py", ["--resume_from_checkpoint", "{checkpoint}"]),
         ("anew.py", None),
@@ -217,11 +217,11 @@ FILES = {
         ("python -m scripts.base", ["--resume-from-step", "{checkpoint_step}"]),
     ],
 )
-def test_what_resumes(tmp_path: Path, words: str, expected: list[str] | None) -> None:
+def test_what_resumes(tmp_path: Path, command: str, expected: list[str] | None) -> None:
     for name, text in FILES.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
-    made, profile = drafted(tmp_path, *words.split())
+    made, profile = drafted(tmp_path, *command.split())
     checkpoints = profile.form.checkpoints
     assert (None if checkpoints is None else checkpoints.resume) == expected
     # What only a run can show is said to be open.

@@ -23,7 +23,7 @@ def test_every_recipe_is_a_profile_without_a_flaw(machine: Machine, name: str) -
     assert spec.metrics and spec.checkpoints is not None
     # These look for their own checkpoint, or at $GPUTUI_CHECKPOINT, which no check can know.
     known = {"disk"} if spec.checkpoints.resume else {"disk", "resume"}
-    assert [one for one in results if one.status in ("fail", "warn") and one.name not in known] == []
+    assert [result for result in results if result.status in ("fail", "warn") and result.name not in known] == []
 
 
 def test_every_recipe_is_tried() -> None:

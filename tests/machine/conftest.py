@@ -45,8 +45,8 @@ def remote(fake_nvml: FakeNvml) -> Iterator[Callable[..., Remote]]:
         return started[-1]
 
     yield begin
-    for one in started:
-        one.end()
+    for process in started:
+        process.end()
 
 
 @pytest.fixture

@@ -16,9 +16,9 @@ from gputui.machine.procfs import read_stat
 
 
 @contextmanager
-def sleeping(*words: str) -> Iterator[int]:
+def sleeping(*arguments: str) -> Iterator[int]:
     """A process with these words behind its program."""
-    argv = [sys.executable, "-c", "input(0)", *words]
+    argv = [sys.executable, "-c", "input(0)", *arguments]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
         # Its command line is complete only some time after Popen returns.

@@ -82,8 +82,8 @@ def test_an_integrated_gpu_has_the_memory_of_the_host(remote: Begin) -> None:
                     "unsupported nvmlDeviceGetBAR1MemoryInfo 0")  # fmt: skip
     total = psutil.virtual_memory().total
     facts, samples = source.inventory().gpus, source.fast().gpus
-    assert [(one.memory_is_unified, one.memory_total_bytes) for one in facts] == [(True, total), (False, None)]
-    assert [one.memory_total_bytes for one in samples] == [total, None]
+    assert [(fact.memory_is_unified, fact.memory_total_bytes) for fact in facts] == [(True, total), (False, None)]
+    assert [sample.memory_total_bytes for sample in samples] == [total, None]
     assert samples[0].memory_used_bytes and samples[1].memory_used_bytes is None
 
 

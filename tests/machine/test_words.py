@@ -9,7 +9,7 @@ from tests.tables import table
 
 
 @table(
-    ("bitmap", "words"),
+    ("bitmap", "reasons"),
     [
         (0x0, ()),
         (0x1, ()),  # idle
@@ -20,8 +20,8 @@ from tests.tables import table
         (0x8000, ("reason 0x8000",)),
     ],
 )
-def test_throttle_reasons(bitmap: int, words: tuple[str, ...]) -> None:
-    assert throttle_words(bitmap) == words
+def test_throttle_reasons(bitmap: int, reasons: tuple[str, ...]) -> None:
+    assert throttle_words(bitmap) == reasons
 
 
 def test_xids_say_what_happened_and_unknown_ones_where_to_look() -> None:

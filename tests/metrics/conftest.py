@@ -112,5 +112,5 @@ def look_at_each_pump(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def home(tmp_path: Path) -> Iterator[MetricsHome]:
-    with closing(MetricsHome(tmp_path)) as made:
-        yield made
+    with closing(MetricsHome(tmp_path)) as home:
+        yield home

@@ -91,9 +91,9 @@ def home(workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(background, "INTERVAL_SECONDS", 0.0)
     work = tmp_path / "work"
     work.mkdir()
-    with closing(ReadHome(workspace, work)) as made:
-        yield made
-        made.ingest.close()
+    with closing(ReadHome(workspace, work)) as home:
+        yield home
+        home.ingest.close()
 
 
 def write(path: Path, *steps: int, at: float | None = None) -> None:

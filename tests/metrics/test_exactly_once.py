@@ -88,7 +88,7 @@ def test_in_whatever_chunks_the_bytes_arrive(
     attempts: tuple[str, list[list[bytes]]], cuts: list[int], most: int, restarts: bool
 ) -> None:
     kind, pieces = attempts
-    whole = [b"".join(each) for each in pieces]
+    whole = [b"".join(piece) for piece in pieces]
     with pytest.MonkeyPatch.context() as patch:
         # Over-long lines and full batches are tried as well.
         for name, value in (("MAX_LINE_BYTES", 298), ("BATCH_LINES", 3), ("BATCH_BYTES", most)):

@@ -70,7 +70,7 @@ def test_only_new_entries_are_stored(trainer: Trainer) -> None:
 
 # What each attempt saves, and the steps that are its own.
 @table(
-    ("attempts", "own"),
+    ("attempts", "own_steps"),
     [
         # Resumed from an older checkpoint, from the newest one, and begun again.
         (
@@ -82,7 +82,7 @@ def test_only_new_entries_are_stored(trainer: Trainer) -> None:
         ([[entries(10, 20, 30)], [], [[*entries(10, 20), *entries(30, run=3)]]], [[10, 20, 30], [], [30]]),
     ],
 )
-def test_attempts(tmp_path: Path, attempts: list[list[list[Any]]], own: list[list[int]]) -> None:
+def test_attempts(tmp_path: Path, attempts: list[list[list[Any]]], own_steps: list[list[int]]) -> None:
     trainer = Trainer(tmp_path)
     for number, saves in enumerate(attempts, 1):
         trainer.home.begin(number)
@@ -91,7 +91,7 @@ def test_attempts(tmp_path: Path, attempts: list[list[list[Any]]], own: list[lis
             trainer.home.pump()
         trainer.home.ingest.finish(RUN)
         trainer.home.restart()
-    assert trainer.home.stored() == [(number, step) for number, steps in enumerate(own, 1) for step in steps]
+    assert trainer.home.stored() == [(number, step) for number, steps in enumerate(own_steps, 1) for step in steps]
 
 
 def test_what_lay_there_before_the_run(tmp_path: Path) -> None:

@@ -72,7 +72,9 @@ def test_an_attempt_that_another_follows_is_reduced_to_its_end(home: MetricsHome
     home.begin(2)
     home.steps(*range(600, 1300))
     home.pump()
-    found = [(each.attempt, each.number, each.line_count) for each in envelopes.stretches(home.connection, RUN)]
+    found = [
+        (stretch.attempt, stretch.number, stretch.line_count) for stretch in envelopes.stretches(home.connection, RUN)
+    ]
     assert found == [(1, 0, 512), (1, 1, 188), (2, 0, 512)]
     assert sum(entry.points for entry in entries(home, "loss", level=1)) == 700
 
@@ -119,9 +121,9 @@ def test_agents_that_die_reduce_nothing_twice(tmp_path: Path) -> None:
 
 def test_a_store_that_fails_in_between(home: MetricsHome, tmp_path: Path) -> None:
     other = MetricsHome(_made(tmp_path / "other"))
-    for each in (home, other):
-        each.begin()
-        each.steps(*range(6000))
+    for metrics_home in (home, other):
+        metrics_home.begin()
+        metrics_home.steps(*range(6000))
     other.pump()
     pages = home.connection.execute("PRAGMA page_count").fetchone()[0]
     failures = 0

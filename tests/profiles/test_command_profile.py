@@ -196,9 +196,9 @@ TYPED_WORDS = st.lists(st.sampled_from(ATOMS), max_size=4).map("".join) | st.sam
 
 
 @given(st.lists(TYPED_WORDS, max_size=6))
-def test_any_words_reach_the_program(words: list[str]) -> None:
-    spec = resolve(command_profile(["bash", "-c", *words], Path("/")), inventory=[], environ={})
-    assert [*expand((*spec.program, *(spec.args or ())), spec.params, "/run", "/a.pt")] == ["bash", "-c", *words]
+def test_any_words_reach_the_program(arguments: list[str]) -> None:
+    spec = resolve(command_profile(["bash", "-c", *arguments], Path("/")), inventory=[], environ={})
+    assert [*expand((*spec.program, *(spec.args or ())), spec.params, "/run", "/a.pt")] == ["bash", "-c", *arguments]
 
 
 @table(
@@ -241,14 +241,14 @@ def test_the_name_of_a_run(scripts: Path, typed: str, name: str) -> None:
 
 def test_gpus_where_there_are_none(scripts: Path) -> None:
     one, two = (command_profile(words.split(), scripts) for words in ("b.py", "torchrun --nproc-per-node 2 b.py"))
-    assert [(spec.gpus.count, spec.nproc) for spec in (resolve(each, inventory=[]) for each in (one, two))] == [
+    assert [(spec.gpus.count, spec.nproc) for spec in (resolve(profile, inventory=[]) for profile in (one, two))] == [
         (0, 1), (0, 2),
     ]  # fmt: skip
     assert [(spec.gpus.count, spec.nproc) for spec in map(resolve, (one, two))] == [(1, 1), (2, 2)]
 
 
 @table(
-    ("typed", "named"),
+    ("typed", "mentioned"),
     [
         ("", "train.py"), ("b_.py", "b.py"), ("LR=1 make", "before gputui"),
         ("torchrun --nproc-per-node 2", "torchrun"),
@@ -258,9 +258,9 @@ def test_gpus_where_there_are_none(scripts: Path) -> None:
         ("'plain.py --lr 1' x", "type: -- bash -c 'plain.py --lr 1' x"),
     ],
 )  # fmt: skip
-def test_what_is_no_command(scripts: Path, typed: str, named: str) -> None:
+def test_what_is_no_command(scripts: Path, typed: str, mentioned: str) -> None:
     (scripts / "notes.txt").write_text("x")
-    with pytest.raises(DraftError, match=named) as caught:
+    with pytest.raises(DraftError, match=mentioned) as caught:
         command_profile(shlex.split(typed), scripts)
     assert "\n" not in str(caught.value)
 

@@ -18,7 +18,7 @@ WITH_MIG = [*FOUR[:3], GpuFacts(uuid=UUIDS[3], index=3, name="H200", mig_mode=Tr
 
 
 @table(
-    ("given", "selection"),
+    ("value", "selection"),
     [
         (0, Selection()), (2, Selection(count=2)), ("2", Selection(count=2)), ("all", Selection(is_all=True)),
         ("0,1", Selection(devices=(0, 1))), (" 3 , 1 ", Selection(devices=(3, 1))),
@@ -26,8 +26,8 @@ WITH_MIG = [*FOUR[:3], GpuFacts(uuid=UUIDS[3], index=3, name="H200", mig_mode=Tr
         (f"{UUIDS[0]},{UUIDS[1]}", Selection(devices=(UUIDS[0], UUIDS[1]))),
     ],
 )  # fmt: skip
-def test_what_can_be_asked(given: object, selection: Selection) -> None:
-    assert parse_selection(given) == selection
+def test_what_can_be_asked(value: object, selection: Selection) -> None:
+    assert parse_selection(value) == selection
 
 
 @table(
@@ -53,19 +53,19 @@ def test_what_the_launching_shell_cannot_select_and_what_it_may_abbreviate() -> 
 
 
 @table(
-    "given",
+    "value",
     [True, None, -1, 5000, 1.5, 0.0, 1.0, "1.5", "0.0",
      "", ",", "two", "-1", "0,x", "0,,1", "9" * 40, [], [True], [-1], [[0]], {}, "0,0",
      "GPU-", "²"],
 )  # fmt: skip
-def test_what_cannot_be_asked(given: object) -> None:
+def test_what_cannot_be_asked(value: object) -> None:
     with pytest.raises(SelectionError) as caught:
-        parse_selection(given)
+        parse_selection(value)
     assert not caught.value.is_refusal
 
 
 @table(
-    ("given", "inventory", "request_"),
+    ("value", "inventory", "request_"),
     [
         (0, None, GpuRequest()), (0, [], GpuRequest()), (2, FOUR, GpuRequest(2)), (2, None, GpuRequest(2)),
         ("all", FOUR, GpuRequest(4)), ("2,0", FOUR, GpuRequest(2, (UUIDS[2], UUIDS[0]))),
@@ -74,19 +74,19 @@ def test_what_cannot_be_asked(given: object) -> None:
         (0.5, FOUR, GpuRequest(1, share=0.5)), ("0.25", None, GpuRequest(1, share=0.25)),
     ],
 )  # fmt: skip
-def test_requests(given: object, inventory: Sequence[GpuFacts] | None, request_: GpuRequest) -> None:
-    assert request_gpus(parse_selection(given), inventory, None) == request_
+def test_requests(value: object, inventory: Sequence[GpuFacts] | None, request_: GpuRequest) -> None:
+    assert request_gpus(parse_selection(value), inventory, None) == request_
 
 
 @table(
-    ("given", "result"),
+    ("value", "result"),
     [
         ("all", GpuRequest(3)), (3, GpuRequest(3)), ("0,1", GpuRequest(2, tuple(UUIDS[:2]))),
         (4, ("4 GPUs", "has 3 without GPU 3", "gpus.yaml", "--gpus 3")), ("3,", ("GPU 3", "gpus.yaml", "--gpus 0,1,2")),
     ],
 )  # fmt: skip
-def test_gpus_that_the_home_leaves_to_others(given: object, result: GpuRequest | tuple[str, ...]) -> None:
-    selection, excluded = parse_selection(given), {UUIDS[3]}
+def test_gpus_that_the_home_leaves_to_others(value: object, result: GpuRequest | tuple[str, ...]) -> None:
+    selection, excluded = parse_selection(value), {UUIDS[3]}
     if isinstance(result, GpuRequest):
         assert request_gpus(selection, FOUR, None, excluded) == result
         return
@@ -101,7 +101,7 @@ def test_a_home_that_uses_no_gpu_of_the_machine_does_not_fall_back_to_the_cpu() 
 
 
 @table(
-    ("given", "inventory", "words"),
+    ("value", "inventory", "phrases"),
     [
         ("4", WITH_MIG, ("4 GPUs", "has 3", "GPU 3", "MIG", "--gpus 3")),
         ("5", FOUR, ("5 GPUs", "has 4", "--gpus 4")), ("4,1", FOUR, ("GPU 4", "0, 1, 2, 3")),
@@ -111,8 +111,8 @@ def test_a_home_that_uses_no_gpu_of_the_machine_does_not_fall_back_to_the_cpu() 
     ],
 )  # fmt: skip
 def test_what_this_machine_cannot_serve(
-    given: str, inventory: Sequence[GpuFacts] | None, words: tuple[str, ...]
+    value: str, inventory: Sequence[GpuFacts] | None, phrases: tuple[str, ...]
 ) -> None:
     with pytest.raises(SelectionError) as caught:
-        request_gpus(parse_selection(given), inventory, None)
-    assert mentions(str(caught.value), *words) and caught.value.is_refusal
+        request_gpus(parse_selection(value), inventory, None)
+    assert mentions(str(caught.value), *phrases) and caught.value.is_refusal

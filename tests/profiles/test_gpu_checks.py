@@ -125,7 +125,7 @@ def test_memory_expected_from_earlier_runs(runs: list[PastPeak], expected: Expec
 
 
 @table(
-    ("runs", "status", "words"),
+    ("runs", "status", "phrases"),
     [
         ([past("a", 64, 60)], "pass", ("60 GiB", "80 GiB", "1 earlier run")),
         ([past("a", 32, 40)], "warn", ("another batch size",)),
@@ -135,9 +135,9 @@ def test_memory_expected_from_earlier_runs(runs: list[PastPeak], expected: Expec
         ([past("a", 64, 70, ran_out=True, layers=24)], "skip", ()),
     ],
 )
-def test_whether_memory_suffices(runs: list[PastPeak], status: str, words: tuple[str, ...]) -> None:
+def test_whether_memory_suffices(runs: list[PastPeak], status: str, phrases: tuple[str, ...]) -> None:
     found = check_memory(runs, SPEC, OF_80_GIB)
-    assert found.status == status and mentions(found.detail, *words)
+    assert found.status == status and mentions(found.detail, *phrases)
     assert mentions(found.remedy, "lower batch_size") is (status == "warn")
 
 
@@ -223,7 +223,7 @@ def test_who_is_on_an_occupied_gpu_is_said_and_a_desktop_can_be_accepted() -> No
 
 
 def test_near_ones_are_preferred_but_not_to_healthy_ones() -> None:
-    pairs = [GpuPair(one, other, True, {one, other} == {1, 3}, "two CPUs") for one in range(4) for other in range(one)]
+    pairs = [GpuPair(low, high, True, {low, high} == {1, 3}, "two CPUs") for low in range(4) for high in range(low)]
     assert chosen(OF_80_GIB, 2, None, pairs) == [1, 3] and chosen(OF_80_GIB, 1, None, pairs) == [0]
     remap = {index: GpuSlowSample(f"GPU-{index}", row_remap_pending=True) for index in range(4)}
     worried = situation(slow={3: remap[3]})

@@ -56,7 +56,7 @@ def test_what_is_within_the_limits(default: Scalar, given: Scalar, limits: dict[
 
 
 @table(
-    ("default", "given", "limits", "words"),
+    ("default", "value", "limits", "phrases"),
     [
         (128, "lots", {}, ("whole number", "'lots'")), (128, "١٢", {}, ("whole number", "'١٢'")),
         (128, True, {}, ("whole number", "true")), (0.1, "fast", {}, ("expected a number", "'fast'")),
@@ -73,12 +73,12 @@ def test_what_is_within_the_limits(default: Scalar, given: Scalar, limits: dict[
     ],
 )  # fmt: skip
 def test_what_a_parameter_cannot_be(
-    default: Scalar, given: Scalar, limits: dict[str, Any], words: tuple[str, ...]
+    default: Scalar, value: Scalar, limits: dict[str, Any], phrases: tuple[str, ...]
 ) -> None:
     with pytest.raises(ParameterError) as caught:
-        parse(default, given, **limits)
+        parse(default, value, **limits)
     (problem,) = caught.value.problems
-    assert mentions(problem, "p: ", *words)
+    assert mentions(problem, "p: ", *phrases)
 
 
 @given(st.one_of(st.booleans(), INTEGERS, FLOATS, TEXT))

@@ -54,8 +54,8 @@ def quick(spec: RunSpec, name: str, gpus: GpuSituation | None = None) -> CheckRe
 def test_code_to_be_copied_must_be_in_a_git_checkout(spec: RunSpec, tmp_path: Path) -> None:
     there = replace(spec, target={"name": "k", "kind": "ssh", "host": "k"})
 
-    def failed(one: RunSpec) -> list[str]:
-        return [result.name for result in check_elsewhere(one, tmp_path) if result.status == "fail"]
+    def failed(first: RunSpec) -> list[str]:
+        return [result.name for result in check_elsewhere(first, tmp_path) if result.status == "fail"]
 
     assert failed(there) == ["code"]
     assert failed(replace(there, workdir="{run_dir}/x")) == []
@@ -123,9 +123,9 @@ CHECKS: list[tuple[str, str, dict[str, Any], tuple[str, ...]]] = [
 ]  # fmt: skip
 
 
-@table(("name", "status", "changes", "words"), CHECKS)
+@table(("name", "status", "changes", "phrases"), CHECKS)
 def test_what_is_checked(
-    spec: RunSpec, tmp_path: Path, name: str, status: str, changes: dict[str, Any], words: tuple[str, ...]
+    spec: RunSpec, tmp_path: Path, name: str, status: str, changes: dict[str, Any], phrases: tuple[str, ...]
 ) -> None:
     folder = Path(spec.workdir)
     (folder / "there").mkdir(exist_ok=True)
@@ -138,7 +138,7 @@ def test_what_is_checked(
         placed["program"] = tuple(word.replace("{tmp}", str(folder)) for word in placed["program"])
     result = quick(replace(spec, **placed), name)
     assert result.status == status
-    assert mentions(f"{result.detail}\n{result.remedy}", *(word.replace("{tmp}", str(folder)) for word in words))
+    assert mentions(f"{result.detail}\n{result.remedy}", *(word.replace("{tmp}", str(folder)) for word in phrases))
 
 
 def test_disk(spec: RunSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

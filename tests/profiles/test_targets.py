@@ -33,7 +33,7 @@ def test_the_pause_between_two_questions_is_stored_with_a_run(target: dict[str, 
 
 
 @table(
-    ("target", "given", "words"),
+    ("target", "value", "phrases"),
     [
         (LAB, {"time": "eight hours"}, ("--time", "4h", "eight hours")),
         (LAB, {"partition": "big one"}, ("--partition", "big one")),
@@ -41,18 +41,18 @@ def test_the_pause_between_two_questions_is_stored_with_a_run(target: dict[str, 
     ],
 )
 def test_an_option_that_the_target_cannot_have(
-    target: dict[str, Any], given: dict[str, str], words: tuple[str, ...]
+    target: dict[str, Any], value: dict[str, str], phrases: tuple[str, ...]
 ) -> None:
     with pytest.raises(TargetOptionError) as caught:
-        with_job_options(target, given)
-    assert mentions(str(caught.value), *words) and "\n" not in str(caught.value)
+        with_job_options(target, value)
+    assert mentions(str(caught.value), *phrases) and "\n" not in str(caught.value)
 
 
 FREE = {"state": "ok", "run_id": None, "processes": [], "locked_by": None, "quarantine": None, "excluded": False}
 
 
 @table(
-    ("code", "output", "status", "words"),
+    ("code", "output", "status", "phrases"),
     [
         (0, json.dumps([FREE, {**FREE, "run_id": "vit-3"}]), "pass", ("1 of 2", "vit-3")),
         (0, json.dumps([{**FREE, "processes": [{"pid": 7}]}, {**FREE, "state": "lost"}]), "warn", ("0 of 2",)),
@@ -64,6 +64,6 @@ FREE = {"state": "ok", "run_id": None, "processes": [], "locked_by": None, "quar
         (4, "", "warn", ("unknown",)),
     ],
 )
-def test_gpus_by_the_gputui_there(code: int, output: str, status: str, words: tuple[str, ...]) -> None:
+def test_gpus_by_the_gputui_there(code: int, output: str, status: str, phrases: tuple[str, ...]) -> None:
     result = judge_gpus(CommandResult(code, output, ""))
-    assert result.status == status and mentions(result.detail, *words)
+    assert result.status == status and mentions(result.detail, *phrases)

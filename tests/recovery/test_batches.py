@@ -40,18 +40,18 @@ def test_the_accumulation_of_nanogpts_defaults_stays_divisible_by_the_ranks(rank
     assert values(shrunk(NANOGPT, spec(ranks))) == pair
 
 
-@table("scope, ranks, pair, words", [
+@table("scope, ranks, pair, phrase", [
     (None, 2, [12, 4], "stays 48 per rank"), ("rank", 2, [12, 4], "stays 48 per rank"),
     ("global", 2, [12, 4], "stays 48 over all ranks"), ("global", 4, [12, 4], "stays 48 over all ranks"),
     ("global", 1, [12, 4], "stays 48"),
 ])  # fmt: skip
 def test_the_effective_batch_is_told_of_those_who_share_it(
-    scope: Literal["rank", "global"] | None, ranks: int, pair: list[int], words: str
+    scope: Literal["rank", "global"] | None, ranks: int, pair: list[int], phrase: str
 ) -> None:
     scopes: dict[str, Any] = {} if scope is None else {"grad_accum": scope}
     result = shrunk({"batch_size": 16, "grad_accum": 3}, spec(ranks, scopes=scopes))
     assert values(result) == pair
-    assert isinstance(result, AppliedAction) and result.note.endswith(words)
+    assert isinstance(result, AppliedAction) and result.note.endswith(phrase)
 
 
 def test_multiples_are_kept_and_what_is_out_of_tolerance_is_said() -> None:
@@ -122,7 +122,7 @@ def test_a_refused_change_is_never_tried_twice_nor_unchanged() -> None:
     rounds = attempts_of(
         fresh(spec(params=NANOGPT)), "cuda_oom", POLICIES["standard"], times=20, progress=False, refuses=True
     )
-    tried = [tuple(one.before.items()) for one in rounds]
+    tried = [tuple(attempt_round.before.items()) for attempt_round in rounds]
     assert len(set(tried)) == len(tried) > 2
-    assert [one.kind for one in rounds][:2] == ["cuda_oom", "user_exception"]
+    assert [attempt_round.kind for attempt_round in rounds][:2] == ["cuda_oom", "user_exception"]
     assert rounds[-1].plan.verdict == "stop"

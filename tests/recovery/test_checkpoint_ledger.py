@@ -123,13 +123,13 @@ def test_a_copy_of_what_has_stopped_growing_has_too(order: int) -> None:
     assert {row.name: row.is_settled for row in rows if row.gone_at is None} == {"best.pt": True, "copy.pt": True}
 
 
-@table(("steps", "taken"), [((8, 12), ["step_10.pt"]), ((30, 40), []), ((-1, -1), [])])
-def test_deterministic_training_saves_the_same_content_anew(steps: tuple[int, int], taken: list[str]) -> None:
+@table(("steps", "expected"), [((8, 12), ["step_10.pt"]), ((30, 40), []), ((-1, -1), [])])
+def test_deterministic_training_saves_the_same_content_anew(steps: tuple[int, int], expected: list[str]) -> None:
     both = [span(1), span(2, is_over=False)]
     rows = looked((), file("step_10.pt"), attempts=[span(1, is_over=False)], writer=1)
     assert usable(looked(rows, file("step_10.pt"), attempts=both, writer=2, steps=steps), both) == []
     rows = looked(rows, file("step_10.pt", stamp="written"), attempts=both, writer=2, steps=steps)
-    assert usable(rows, both) == taken
+    assert usable(rows, both) == expected
 
 
 def test_what_a_rollback_or_a_person_left_may_be_saved_again_with_the_same_content() -> None:
@@ -172,11 +172,11 @@ def test_slots_that_are_rotated_keep_what_is_known_of_each() -> None:
     assert usable(rows, ALIVE) == ["2"]
 
 
-@table(("content", "left"), [("x 1\ny 2", ["b"]), ("x 1\ny 9", ["a", "b"]), ("x 1\ny 2\nz 3\nw 4", ["a", "b"])])
-def test_a_folder_that_is_being_deleted_is_no_new_checkpoint(content: str, left: list[str]) -> None:
+@table(("content", "expected"), [("x 1\ny 2", ["b"]), ("x 1\ny 9", ["a", "b"]), ("x 1\ny 2\nz 3\nw 4", ["a", "b"])])
+def test_a_folder_that_is_being_deleted_is_no_new_checkpoint(content: str, expected: list[str]) -> None:
     rows = looked((), file("a", "x 1\ny 2\nz 3"), file("b"), attempts=ALIVE, writer=1)
     after = looked(rows, file("a", content), file("b"), attempts=ALIVE, writer=1)
-    assert usable(after, ALIVE) == left
+    assert usable(after, ALIVE) == expected
 
 
 def test_what_another_run_may_have_written_is_named_where_nothing_else_is_left() -> None:
@@ -199,11 +199,11 @@ def test_whose_folder_is_shared(folder: str, pattern: str, may: bool) -> None:
 # --- what attempts do -------------------------------------------------------------------------------------------------
 
 
-def unsound(step: int, sound: dict[int, tuple[int, float]], **named: int) -> UnsoundLoss:
-    return UnsoundLoss(step, sound, {int(seen[1:]): told for seen, told in named.items()})
+def unsound(step: int, sound: dict[int, tuple[int, float]], **options: int) -> UnsoundLoss:
+    return UnsoundLoss(step, sound, {int(seen[1:]): told for seen, told in options.items()})
 
 
-@table(("kind", "known", "left"), [
+@table(("kind", "known", "expected"), [
     # The last sound step is 57, and step_58 was saved before the first bad line.
     ("killed", unsound(60, {1: (57, 9.0)}, _1=50, _2=58, _3=60), ["step_50.pt"]),
     (None, unsound(60, {1: (57, 9.0)}, _1=50, _2=58, _3=60), ["step_50.pt"]),
@@ -215,10 +215,10 @@ def unsound(step: int, sound: dict[int, tuple[int, float]], **named: int) -> Uns
     ("killed", None, ["step_60.pt", "step_58.pt", "step_50.pt"]),
 ])  # fmt: skip
 def test_what_was_saved_since_the_loss_went_wrong_is_struck_off_whatever_it_ended_by(
-    kind: str | None, known: UnsoundLoss | None, left: list[str]
+    kind: str | None, known: UnsoundLoss | None, expected: list[str]
 ) -> None:
     rows = [ledger_row(f"step_{step}.pt", seen, step=step) for seen, step in ((1, 50), (2, 58), (3, 60))]
-    assert usable(ledger.attempt_ended(rows, ONE, 1, kind, known), ONE) == left
+    assert usable(ledger.attempt_ended(rows, ONE, 1, kind, known), ONE) == expected
 
 
 def test_a_loss_that_is_bad_from_the_first_line_may_have_come_with_the_checkpoint() -> None:
@@ -296,7 +296,7 @@ def names(choice: CheckpointChoice) -> list[str]:
     return [info.path.stem for info in choice.usable]
 
 
-@table(("verdicts", "wanted", "settled", "taken"), [
+@table(("verdicts", "count", "settled", "expected"), [
     ({"s40": "damaged", "s30": "unknown"}, 1, True, ["s20", "s30"]),
     ({"s40": "unknown", "s30": "unknown", "s20": "unknown", "s10": "unknown"}, 1, True, ["s40", "s30", "s20", "s10"]),
     ({"s40": "unknown"}, 1, False, ["s30"]),
@@ -305,13 +305,13 @@ def names(choice: CheckpointChoice) -> list[str]:
     ({}, 3, True, ["s40", "s30", "s20"]),
 ])  # fmt: skip
 def test_the_newest_that_is_whole_is_taken_and_a_format_that_cannot_be_checked_after_it(
-    verdicts: dict[str, str], wanted: int, settled: bool, taken: list[str]
+    verdicts: dict[str, str], count: int, settled: bool, expected: list[str]
 ) -> None:
     rows = [replace(ledger_row(f"s{step}.pt", step), is_settled=settled) for step in (10, 20, 30, 40)]
     # A copy is no other checkpoint.
     rows.append(replace(rows[3], path="/c/best.pt"))
-    choice = chosen(rows, ONE, wanted, **verdicts, **({"best": verdicts["s40"]} if "s40" in verdicts else {}))
-    assert [name if name != "best" else "s40" for name in names(choice)] == taken
+    choice = chosen(rows, ONE, count, **verdicts, **({"best": verdicts["s40"]} if "s40" in verdicts else {}))
+    assert [name if name != "best" else "s40" for name in names(choice)] == expected
     unsettled = [info for info in choice.refused if verdicts.get(info.path.stem) == "unknown"]
     assert settled or all("half-written" in info.why for info in unsettled)
 

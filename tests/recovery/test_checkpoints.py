@@ -221,7 +221,7 @@ def test_a_model_in_parts_needs_every_part(tmp_path: Path) -> None:
 
 
 def names(directory: Path, pattern: str) -> list[str]:
-    return [Path(one.path).name for one in list_checkpoints(directory, pattern)]
+    return [Path(checkpoint.path).name for checkpoint in list_checkpoints(directory, pattern)]
 
 
 def test_unfinished_and_foreign_files_are_passed_over(tmp_path: Path) -> None:

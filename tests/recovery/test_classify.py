@@ -108,7 +108,7 @@ def test_a_timeout_of_one_rank_gives_way_to_the_crash_of_another(tmp_path: Path)
 
 
 @table(
-    ("record", "kind", "words"),
+    ("record", "kind", "phrase"),
     [
         ({"signal": 9}, "killed", "torchrun was killed from outside (SIGKILL)"),
         (
@@ -127,13 +127,13 @@ def test_a_timeout_of_one_rank_gives_way_to_the_crash_of_another(tmp_path: Path)
     ],
 )
 def test_ends_without_a_word_from_any_rank(
-    record: dict[str, object] | None, kind: str, words: str, tmp_path: Path
+    record: dict[str, object] | None, kind: str, phrase: str, tmp_path: Path
 ) -> None:
     lay_out(tmp_path, {"output.log": ""})
     exit_record = None if record is None else ExitRecord.from_json(record)
     incident = classify(collect(tmp_path, exit=exit_record, ended_at=None))
     assert incident.kind == kind
-    assert words in incident.summary
+    assert phrase in incident.summary
 
 
 @table("launcher, record, kind", [

@@ -34,7 +34,7 @@ XIDS = {
 
 
 def test_what_an_xid_says() -> None:
-    found = {code: [one.kind for one in observed(seen(code))] for codes in XIDS.values() for code in codes}
+    found = {code: [cause.kind for cause in observed(seen(code))] for codes in XIDS.values() for code in codes}
     assert found == {code: [] if kind is None else [kind] for kind, codes in XIDS.items() for code in codes}
 
 
@@ -46,10 +46,10 @@ def test_the_rank_and_the_gpu_are_named() -> None:
 
 def test_a_gpu_that_came_back_is_not_lost() -> None:
     lost, back = Sighting(900, "GPU-a", "lost"), Sighting(910, "GPU-a", "returned")
-    assert [one.kind for one in observed(lost)] == ["gpu_lost"]
+    assert [cause.kind for cause in observed(lost)] == ["gpu_lost"]
     assert observed(lost, back) == ()
     # An XID 79 is the driver's last word on a GPU; that it answers again takes nothing from it.
-    assert [one.kind for one in observed(lost, back, seen(79, uuid="GPU-a"))] == ["gpu_lost"]
+    assert [cause.kind for cause in observed(lost, back, seen(79, uuid="GPU-a"))] == ["gpu_lost"]
 
 
 def test_an_old_error_ends_nothing() -> None:
@@ -60,7 +60,8 @@ def test_an_old_error_ends_nothing() -> None:
 
 def test_counters_are_seen_too() -> None:
     kinds = [
-        (one.kind, one.text) for one in observed(Sighting(990, "GPU-a", "ecc", 2), Sighting(991, "GPU-b", "remap"))
+        (cause.kind, cause.text)
+        for cause in observed(Sighting(990, "GPU-a", "ecc", 2), Sighting(991, "GPU-b", "remap"))
     ]
     assert [kind for kind, _ in kinds] == ["ecc", "ecc"]
     assert "2 uncorrectable ECC errors" in kinds[0][1] and "remapped" in kinds[1][1]

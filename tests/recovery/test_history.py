@@ -184,14 +184,14 @@ def test_steps_with_a_loss_that_is_not_finite_are_no_progress() -> None:
     assert not progress_of(sound, 3, [], [LAUNCH], ended_at=260.0).made
 
 
-@table("first, given, what", [
+@table("first, value, what", [
     (1800, 1800, "resumed"), (1801, 1800, "resumed"), (1790, 1800, "resumed"), (2000, 1800, "resumed"),
     (9, 1800, "uncertain"), (0, 1800, "uncertain"), (901, 1800, "earlier"), (None, 1800, None), (9, None, None),
 ])  # fmt: skip
-def test_the_first_step_shows_it(first: int | None, given: int | None, what: Resumption | None) -> None:
+def test_the_first_step_shows_it(first: int | None, value: int | None, what: Resumption | None) -> None:
     attempts = [
         attempt(1, at=0.0, last=1879, first_step=9),
-        attempt(2, at=60.0, last=first, first_step=first, resumed_from="/c/x.ckpt", resumed_step=given),
+        attempt(2, at=60.0, last=first, first_step=first, resumed_from="/c/x.ckpt", resumed_step=value),
     ]
     assert resumptions(attempts).get(2) == what
 

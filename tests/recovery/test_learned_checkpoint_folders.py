@@ -12,9 +12,9 @@ from gputui.store.checkpoints import Neighbour
 from tests.texts import mentions
 
 
-def search(folder: Path, *named: str, pattern: str = LEARNED) -> CheckpointSearch:
+def search(folder: Path, *arguments: str, pattern: str = LEARNED) -> CheckpointSearch:
     other = (Neighbour("b-1", str(folder), LEARNED),)
-    return CheckpointSearch(Path("/db"), "a-1", folder, pattern, (), (), command_paths=named, neighbours=other)
+    return CheckpointSearch(Path("/db"), "a-1", folder, pattern, (), (), command_paths=arguments, neighbours=other)
 
 
 def test_the_folder_that_a_command_names(tmp_path: Path) -> None:

@@ -172,7 +172,7 @@ OBSERVER = (
 )
 
 
-@table("launcher, output, record, kind, rank, told", [
+@table("launcher, output, record, kind, rank, expected", [
     ("command", traceback("wandb.errors.UsageError: No API key") + traceback(RETURNED.format(code=1)), {"code": 1},
      "user_exception", None, "UsageError: No API key, train.py:88 in main"),
     ("python", traceback(RETURNED.format(code=3)), {"code": 1}, "nonzero_exit", None, "code 3"),
@@ -194,11 +194,11 @@ OBSERVER = (
      "subprocess.CalledProcessError: python ended with code 128"),
 ])  # fmt: skip
 def test_the_cause_is_what_the_wrapper_started(
-    launcher: str, output: str, record: dict[str, object], kind: str, rank: int | None, told: str, tmp_path: Path
+    launcher: str, output: str, record: dict[str, object], kind: str, rank: int | None, expected: str, tmp_path: Path
 ) -> None:
     incident = classify(process_ended(tmp_path, output, record, launcher=launcher))
     assert (incident.kind, incident.rank) == (kind, rank)
-    assert told in incident.summary and "--lr" not in incident.summary
+    assert expected in incident.summary and "--lr" not in incident.summary
 
 
 def test_the_innermost_wrapper_says_how_it_ended() -> None:

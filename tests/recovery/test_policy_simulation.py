@@ -23,7 +23,7 @@ def tried(kind: str, policy: Policy = STANDARD, run: RunSpec | None = None, **op
 
 def test_a_rollback_goes_to_older_checkpoints_and_the_left_ones_are_not_used_again() -> None:
     rounds = tried("nan_loss", run=spec(grad_clip=1.0))
-    resumed = [one.plan.resume_from for one in rounds]
+    resumed = [attempt_round.plan.resume_from for attempt_round in rounds]
     assert resumed == ["checkpoints/step_00000900.pt", "checkpoints/step_00000800.pt", None]
     assert rounds[1].plan.changed == {"grad_clip": 0.5}
     assert rounds[2].plan.verdict == "stop"
@@ -35,6 +35,6 @@ def test_every_kind_under_every_policy_comes_to_an_end(policy: str, progress: bo
     for kind in KINDS:
         rounds = tried(kind, POLICIES[policy], progress=progress)
         assert rounds[-1].plan.verdict == "stop", kind
-        assert all(one.plan.verdict == "retry" for one in rounds[:-1])
+        assert all(attempt_round.plan.verdict == "retry" for attempt_round in rounds[:-1])
         if policy == "off" or KINDS[kind].retry == "never":
             assert len(rounds) == 1

@@ -123,14 +123,14 @@ def test_the_end_of_an_attempt_without_an_incident(values: dict[str, Any], sente
     assert sentence in story(run("stopped"), [attempt(1, at=2.0, last=9, **values)], [], [], [], now=NOW)[1]
 
 
-@table("went_on, told", [
+@table("went_on, expected", [
     ("beginning", "started from the beginning (step 1) although step_30.pt was given"),
     ("uncertain", "counts its steps from 1 again, and whether it loaded step_30.pt cannot be seen"),
     ("recounted", "resumed from step_30.pt, as its loss shows"),
 ])  # fmt: skip
-def test_what_an_attempt_that_counts_from_the_first_step_did(went_on: Resumption, told: str) -> None:
+def test_what_an_attempt_that_counts_from_the_first_step_did(went_on: Resumption, expected: str) -> None:
     paragraphs = story(run("succeeded"), [FIRST, second(first_step=1)], [], [], [], now=NOW, went_on={2: went_on})
-    assert told in paragraphs[2]
+    assert expected in paragraphs[2]
 
 
 def test_an_attempt_that_was_given_nothing_and_went_on_by_itself() -> None:
@@ -235,7 +235,7 @@ def test_steps_after_the_checkpoint_and_the_time_until_they_are_done_again() -> 
 
 def test_what_is_lost_of_a_shared_gpu_is_the_runs_part() -> None:
     beside = (FellowStay("b-1", 0.0, None),)
-    shared = [replace(each, gpus=("a",), fellows=beside) for each in (FIRST, second())]
+    shared = [replace(attempt, gpus=("a",), fellows=beside) for attempt in (FIRST, second())]
     assert one(shared, Lines(times=TIMES)).lost_gpu_hours == pytest.approx((12 + 9) / 2 / 3600)
 
 

@@ -15,10 +15,10 @@ from gputui.runs.submission import SPEC_FILE, write_private
 from tests.texts import mentions
 
 
-def git(folder: Path, *words: str) -> str:
+def git(folder: Path, *arguments: str) -> str:
     identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
     return subprocess.run(
-        ["git", *identity, "-C", str(folder), *words], check=True, capture_output=True, text=True
+        ["git", *identity, "-C", str(folder), *arguments], check=True, capture_output=True, text=True
     ).stdout.strip()
 
 

@@ -101,12 +101,12 @@ def test_optional_pieces(args: str, params: dict[str, Scalar], expected: str) ->
 
 
 @table(
-    "words",
+    "piece",
     ["[--clip {clip}", "[--a {a} [--b {b}]]", "[--verbose]", "[--a {a}] [lr={lr} [--b", "[-x 1 ]", "[--lr {lr}]x"],
 )
-def test_pieces_that_cannot_be_understood(words: str) -> None:
+def test_pieces_that_cannot_be_understood(piece: str) -> None:
     with pytest.raises(PieceError):
-        find_pieces(words.split())
+        find_pieces(piece.split())
 
 
 def test_other_launchers() -> None:

@@ -79,8 +79,8 @@ class TestDeepspeed:
 
     def test_one_process_for_each_gpu(self) -> None:
         wanted = replace(spec(self.deepspeed), gpus=GpuRequest(2))
-        assert [one.status for one in self.deepspeed.checks(wanted)] == ["pass"]
-        assert [one.status for one in self.deepspeed.checks(replace(wanted, nproc=4))] == ["pass", "fail"]
+        assert [check.status for check in self.deepspeed.checks(wanted)] == ["pass"]
+        assert [check.status for check in self.deepspeed.checks(replace(wanted, nproc=4))] == ["pass", "fail"]
 
 
 RECORDED = {case.name: case.files["output.log"] for case in recorded() if "output.log" in case.files}
@@ -92,7 +92,7 @@ def test_a_report_names_every_failed_rank() -> None:
     assert (found.root.rank, found.root.exit_code) == (1, 1)
     assert found.root.traceback is not None
     assert found.root.traceback.splitlines()[-1].startswith("torch.OutOfMemoryError: ")
-    assert [(other.rank, other.exit_code) for other in found.others] == [(0, -15)]
+    assert [(report.rank, report.exit_code) for report in found.others] == [(0, -15)]
     assert found.signalled == {found.others[0].pid} and found.forced == frozenset() and found.got_signal is None
     assert found.root.at is not None
     assert "Root Cause" not in found.rest and "ChildFailedError" in found.rest

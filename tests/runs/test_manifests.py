@@ -60,8 +60,8 @@ def profile(machine: Machine, launcher: str = "torchrun", **more: Any) -> str:
     return str(path)
 
 
-def written(machine: Machine, system: str, *words: str, **more: Any) -> tuple[str, Any]:
-    text = machine.gputui("profile", "export", profile(machine, **more), "--to", system, *words)
+def written(machine: Machine, system: str, *arguments: str, **more: Any) -> tuple[str, Any]:
+    text = machine.gputui("profile", "export", profile(machine, **more), "--to", system, *arguments)
     return text, yaml.safe_load(text)
 
 

@@ -74,22 +74,22 @@ def test_options_are_hidden_by_name() -> None:
     )  # fmt: skip
 
 
-@table(("words", "shown"), [
+@table(("pieces", "expected"), [
     ("[--token hunter --amp {amp}]", f"[--token {REDACTED} --amp {{amp}}]"),
     ("[--amp {amp} --token hunter]", f"[--amp {{amp}} --token {REDACTED}]"),
     ("[--token=hunter {amp}]", f"[--token={REDACTED} {{amp}}]"), ("[token=a{amp}]", f"[token={REDACTED}]"),
     ("--token {key} [--api-key {key}] hf_token={key}", "--token {key} [--api-key {key}] hf_token={key}"),
     ("[--api-key={key}] --x [1,2] [{key},{amp}]", "[--api-key={key}] --x [1,2] [{key},{amp}]"),
 ])  # fmt: skip
-def test_optional_pieces_and_placeholders(words: str, shown: str) -> None:
-    template = tuple(words.split())
+def test_optional_pieces_and_placeholders(pieces: str, expected: str) -> None:
+    template = tuple(pieces.split())
     checkpoints = CheckpointSpec("/", "*", template)
     spec = RunSpec("n", "command", ("a", *template), "/", args=template, checkpoints=checkpoints)
     redacted = redact_spec(spec)
     assert redacted.checkpoints is not None
-    assert redacted.args == redacted.checkpoints.resume == redacted.program[1:] == tuple(shown.split())
+    assert redacted.args == redacted.checkpoints.resume == redacted.program[1:] == tuple(expected.split())
     assert redact_spec(redacted) == redacted
-    assert ("hunter" in secrets_of(spec)) == ("hunter" in words)
+    assert ("hunter" in secrets_of(spec)) == ("hunter" in pieces)
 
 
 def test_phases_are_hidden() -> None:
@@ -146,7 +146,7 @@ def test_a_secret_behind_a_harmless_name_is_known_by_its_value() -> None:
 
 
 @table(
-    ("text", "shown"),
+    ("text", "expected"),
     [
         ("password=hunter2 next", f"password={REDACTED} next"),
         ("cannot use api_key='a b' here", f"cannot use api_key='{REDACTED}' here"),
@@ -180,9 +180,9 @@ def test_a_secret_behind_a_harmless_name_is_known_by_its_value() -> None:
         ("https://u:p'w@h/x", f"https://u:{REDACTED}@h/x"),
     ],
 )
-def test_secrets_are_known_by_the_name_before_them(text: str, shown: str) -> None:
-    assert redact_text(text) == shown
-    assert redact_text(shown) == shown
+def test_secrets_are_known_by_the_name_before_them(text: str, expected: str) -> None:
+    assert redact_text(text) == expected
+    assert redact_text(expected) == expected
 
 
 @table("text", [
@@ -211,15 +211,15 @@ def test_options_within_a_command_of_the_shell() -> None:
     assert secrets_in({}, {}, ("bash", "-c", "t.py --api-key $WANDB_API_KEY --hf-token={token}")) == set()
 
 
-@table("words, line", [
+@table("arguments, line", [
     (("python", "-c", "import time;f(9)", "-v"), "python -c 'import time;f(9)' -v"),
     (("python", "t.py", "--note", "", "-v"), "python t.py --note '' -v"),
     (("python", "t.py", "--api-key", "abcdef123"), f"python t.py --api-key {REDACTED}"),
     (("sshd: ada@pts/0",), "sshd: ada@pts/0"),
     (("python",), "python"),
 ])  # fmt: skip
-def test_a_command_line_can_be_pasted(words: tuple[str, ...], line: str) -> None:
-    assert redact_command_line("\0".join((*words, "")).encode()) == line
+def test_a_command_line_can_be_pasted(arguments: tuple[str, ...], line: str) -> None:
+    assert redact_command_line("\0".join((*arguments, "")).encode()) == line
 
 
 def test_the_user_of_curl() -> None:

@@ -133,9 +133,9 @@ def test_a_recovering_run_waits_for_its_own_gpus_to_settle_rather_than_move() ->
     assert second == Start(run("b", 1), ("g1",))
 
 
-def trial(name: str, study: str = "s", **given: Any) -> Run:
+def trial(name: str, study: str = "s", **options: Any) -> Run:
     """A trial that takes a quarter of a GPU."""
-    one = run(name, 1, share=0.25, **given)
+    one = run(name, 1, share=0.25, **options)
     return replace(one, spec_json=json.dumps(replace(spec_of(one), study_id=study).to_json()))
 
 

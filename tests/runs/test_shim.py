@@ -445,7 +445,7 @@ def test_a_rank_that_a_signal_ended_is_named_whoever_asked_for_its_status(attemp
     killed = attempt.ended()["killed_ranks"]
     assert killed[0] == {"rank": 1, "pid": victim, "signal": signal.SIGKILL}
     # What the shim itself has ended is not among them.
-    assert all(one["rank"] != 2 for one in killed)
+    assert all(rank["rank"] != 2 for rank in killed)
 
 
 @pytest.mark.parametrize("has_record", [True, False])

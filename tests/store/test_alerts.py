@@ -28,7 +28,7 @@ def test_what_lasts_is_there_once(store: sqlite3.Connection) -> None:
     with pytest.raises(sqlite3.IntegrityError):
         alerts.raise_alert(store, {**BASE, "raised_at": 101.0})
     alerts.raise_alert(store, {**BASE, "subject_id": "GPU-b", "severity": "error"})
-    assert [one.severity for one in alerts.lasting(store)] == ["error", "warning"]
+    assert [alert.severity for alert in alerts.lasting(store)] == ["error", "warning"]
 
 
 def test_what_lasted_at_a_moment(store: sqlite3.Connection) -> None:
@@ -52,7 +52,7 @@ def test_silences(store: sqlite3.Connection) -> None:
     alerts.raise_alert(store, BASE)
     alerts.raise_alert(store, {**BASE, "subject_id": "GPU-b"})
     assert alerts.silence(store, "gpu_hot", "gpu", "GPU-a", ends_at=200.0, actor="me") == 1
-    assert [one.is_silenced(150.0) for one in alerts.lasting(store)] == [False, True]
+    assert [alert.is_silenced(150.0) for alert in alerts.lasting(store)] == [False, True]
     assert alerts.silence(store, "gpu_hot", "gpu", alerts.ANY_SUBJECT, ends_at=300.0, actor="me") == 2
     assert set(alerts.silences(store, 150.0)) == {("gpu_hot", "gpu", "GPU-a"), ("gpu_hot", "gpu", "*")}
     assert set(alerts.silences(store, 250.0)) == {("gpu_hot", "gpu", "*")}
@@ -65,4 +65,4 @@ def test_a_run_that_is_removed_takes_its_alerts_along(store: sqlite3.Connection)
     alerts.raise_alert(store, {**BASE, **own})
     kept = alerts.raise_alert(store, {**BASE, "run_id": "r-1"})
     alerts.forget_run(store, "r-1")
-    assert [(one.alert_id, one.run_id) for one in alerts.lasting(store)] == [(kept, None)]
+    assert [(alert.alert_id, alert.run_id) for alert in alerts.lasting(store)] == [(kept, None)]

@@ -128,7 +128,7 @@ def test_what_is_missing_is_an_error(folder: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("function", "arguments", "named"),
+    ("function", "arguments", "mentioned"),
     [
         (api.run, {"run_id": 5}, "run_id"),
         (api.run, {"run_id": None}, "run_id"),
@@ -141,9 +141,9 @@ def test_what_is_missing_is_an_error(folder: Path, tmp_path: Path) -> None:
     ],
 )
 def test_what_is_no_text_is_an_error(
-    function: Callable[..., Any], arguments: dict[str, Any], named: str, folder: Path
+    function: Callable[..., Any], arguments: dict[str, Any], mentioned: str, folder: Path
 ) -> None:
-    with pytest.raises(TypeError, match=named):
+    with pytest.raises(TypeError, match=mentioned):
         function(**arguments, home=folder)
 
 

@@ -162,8 +162,8 @@ def served(entries: list[QueueEntry], priorities: dict[str, int] | None = None) 
     """As the store orders them."""
     given = priorities or {}
     return [
-        each.run_id
-        for each in sorted(entries, key=lambda e: (-given.get(e.run_id, e.priority), e.queued_at or 0.0, e.sequence))
+        entry.run_id
+        for entry in sorted(entries, key=lambda e: (-given.get(e.run_id, e.priority), e.queued_at or 0.0, e.sequence))
     ]
 
 
@@ -172,14 +172,14 @@ def test_any_move_leads_to_the_wanted_order_and_nobody_falls() -> None:
         chance = random.Random(seed)
         entries = [entry(f"r{n}", chance.randint(-2, 2), float(chance.randint(0, 3)), n) for n in range(6)]
         order = served(entries)
-        waiting = [next(each for each in entries if each.run_id == run_id) for run_id in order]
+        waiting = [next(entry for entry in entries if entry.run_id == run_id) for run_id in order]
         for place, by in itertools.product(range(6), (-1, 1)):
             wanted = list(order)
             run_id = wanted.pop(place)
             wanted.insert(max(0, place + by), run_id)
             raised = priorities_to_move(waiting, run_id, by)
             assert served(waiting, raised) == wanted
-            assert all(raised[each.run_id] > each.priority for each in waiting if each.run_id in raised)
+            assert all(raised[entry.run_id] > entry.priority for entry in waiting if entry.run_id in raised)
 
 
 NOW = 1_790_000_000.0

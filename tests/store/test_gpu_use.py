@@ -89,7 +89,7 @@ def test_the_largest_peak_of_each_attempt_and_where_memory_ran_out(home: Home) -
     home.attempt("vit-1", 1, gpus=(2,))
     home.metrics("vit-1", 1, [{"step": 1, "gpu_mem_peak": 7}])
     found = past_peaks(home.connection, "gpt")
-    assert [(each.attempt, each.peak_bytes, each.ran_out, each.gpu_count) for each in found] == [
+    assert [(peak.attempt, peak.peak_bytes, peak.ran_out, peak.gpu_count) for peak in found] == [
         (2, 1001, False, 2), (1, None, True, 2),
     ]  # fmt: skip
     assert found[0].params == {"batch_size": 48}

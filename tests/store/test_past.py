@@ -29,7 +29,7 @@ def test_a_gpu_is_as_its_newest_sample_of_then_says(home: Home, reader: sqlite3.
     assert (gpu.uuid, gpu.utilization_percent, gpu.state, gpu.age_seconds) == (uuid(0), 11.0, "ok", 0.5)
     assert gpu.throttle_reasons == ("power cap",) and gpu.at == NOW - 99
     assert read_gpus(reader, NOW, NOW - 101) == []
-    assert [each.index for each in read_gpus(reader, NOW, NOW)] == [0, 1]
+    assert [gpu.index for gpu in read_gpus(reader, NOW, NOW)] == [0, 1]
 
 
 def test_staleness_follows_the_interval_of_then(home: Home, reader: sqlite3.Connection) -> None:

@@ -94,7 +94,7 @@ def test_a_trial_is_shown_as_it_was(history: sqlite3.Connection) -> None:
         (trial,) = read_trials(history, "lr-1", at)
         assert (trial.state, trial.rung, trial.value) == (state, rung, value)
         assert trial.run_id == (None if at < 105 else "lr-1-t0-1")
-        assert [one.rung for one in read_rungs(history, "lr-1", at)] == list(range(1, (rung or 0) + 1))
+        assert [rung.rung for rung in read_rungs(history, "lr-1", at)] == list(range(1, (rung or 0) + 1))
 
 
 def test_a_study_costs_what_its_runs_did_up_to_a_moment(history: sqlite3.Connection) -> None:
@@ -107,5 +107,5 @@ def test_a_study_costs_what_its_runs_did_up_to_a_moment(history: sqlite3.Connect
 def test_a_word_that_is_no_state_is_an_unknown_one(history: sqlite3.Connection) -> None:
     history.execute("UPDATE studies SET state = 'zombified'")
     history.execute("UPDATE trials SET state = 'zombified'")
-    assert {one.state for one in read_studies(history)} == {StudyState.UNKNOWN}
-    assert [one.state for one in read_trials(history, "lr-1")] == [TrialState.UNKNOWN]
+    assert {study.state for study in read_studies(history)} == {StudyState.UNKNOWN}
+    assert [trial.state for trial in read_trials(history, "lr-1")] == [TrialState.UNKNOWN]

@@ -78,33 +78,37 @@ class StudyHome(Home):
                 break
 
     def pending(self, *verbs: str) -> list[PendingCommand]:
-        return [one for one in commands.pending(self.connection) if not verbs or one.verb in verbs]
+        return [command for command in commands.pending(self.connection) if not verbs or command.verb in verbs]
 
     def carry_out(self) -> int:
         """Do what is asked for at once: how much it was."""
         found = self.pending()
-        for one in found:
-            if one.verb == "run":
-                self._make_run(one)
-            elif one.verb == "stop":
-                self.move(one.run_id or "", RunState.STOPPING, RunState.STOPPED, cause=one.args["reason"])
+        for command in found:
+            if command.verb == "run":
+                self._make_run(command)
+            elif command.verb == "stop":
+                self.move(command.run_id or "", RunState.STOPPING, RunState.STOPPED, cause=command.args["reason"])
             else:
-                run = self.run_of(one.run_id or "")
-                params = {**run.params, **one.args.get("set", {})}
+                run = self.run_of(command.run_id or "")
+                params = {**run.params, **command.args.get("set", {})}
                 with transaction(self.connection):
                     repository.set_next_attempt(
-                        self.connection, run.run_id, params=params, resume_from=one.args.get("from"), not_before=None
+                        self.connection,
+                        run.run_id,
+                        params=params,
+                        resume_from=command.args.get("from"),
+                        not_before=None,
                     )
                 self.move(run.run_id, RunState.QUEUED)
                 self.begin_attempt(run.run_id)
             with transaction(self.connection):
-                commands.give_answer(self.connection, one.command_id, "done", now=self.now, result={})
+                commands.give_answer(self.connection, command.command_id, "done", now=self.now, result={})
         return len(found)
 
     def ask(self, verb: str, run_id: str | None = None, **args: Any) -> None:
         """Send a person's command to the agent's own handler. Raises RefusedError."""
         command_id = commands.submit(self.connection, verb, run_id, {"study": STUDY, **args}, "me", now=self.now)
-        (command,) = [one for one in self.pending(verb) if one.command_id == command_id]
+        (command,) = [command for command in self.pending(verb) if command.command_id == command_id]
         with selectors.DefaultSelector() as selector:
             try:
                 dispatch.carry_out(Supervisor(self.context(), selector), command)
@@ -114,10 +118,10 @@ class StudyHome(Home):
 
     def refuse(self, *verbs: str, kind: str | None = None) -> int:
         found = self.pending(*verbs)
-        for one in found:
+        for command in found:
             result = None if kind is None else {"refusal": kind}
             commands.give_answer(
-                self.connection, one.command_id, "refused", now=self.now, reason="refused", result=result
+                self.connection, command.command_id, "refused", now=self.now, reason="refused", result=result
             )
         return len(found)
 
@@ -207,7 +211,7 @@ class StudyHome(Home):
         return self.trials[number]
 
     def states(self) -> list[str]:
-        return [one.state.value for one in self.trials]
+        return [trial.state.value for trial in self.trials]
 
     def attempts(self, number: int) -> list[dict[str, Any]]:
         query = "SELECT params, resumed_from FROM attempts WHERE run_id = ? ORDER BY number"

@@ -58,10 +58,10 @@ def test_the_best_so_far_counts_every_trial_that_is_over() -> None:
 def test_the_front_holds_what_nothing_beats_in_every_objective() -> None:
     objectives = (LOSS, ACCURACY)
     trials = [trial(0, 0.5, 0.9), trial(1, 0.2, 0.5), trial(2, 0.6, 0.8), trial(3, 0.2, 0.5), trial(4, 0.1, 0.1)]
-    assert [one.number for one in ranked(trials, objectives, most=1)] == [4, 1, 3, 0]
+    assert [trial.number for trial in ranked(trials, objectives, most=1)] == [4, 1, 3, 0]
     assert best_trial(trials, objectives) is None
     (_, losses), (_, accuracies) = by_objective(trials, objectives)
-    assert [one.values for one in losses] == [(one.values[0],) for one in trials]
+    assert [trial.values for trial in losses] == [(trial.values[0],) for trial in trials]
     assert best_trial(accuracies, objectives[1:]) == accuracies[0]
 
 
@@ -85,16 +85,18 @@ SPEC = StudySpec("s", "net", SPACE, (LOSS, ACCURACY))
 def test_what_mattered_is_found_for_each_objective() -> None:
     found = importances(planted(120), SPEC)
     for metric, most in (("loss", "width"), ("accuracy", "lr")):
-        shares = {one.name: one.share for one in found if one.objective == metric}
+        shares = {importance.name: importance.share for importance in found if importance.objective == metric}
         assert next(iter(shares)) == most and math.isclose(sum(shares.values()), 1.0)
     assert importances(planted(MIN_TRIALS - 1), SPEC) == []
     strange = replace(planted(1)[0], origin=OUTSIDE, params={"lr": 7.0, "width": "big", "other": "z"})
     assert importances([*planted(120), strange], SPEC) == found
     lacking = [
-        replace(one, params={name: value for name, value in one.params.items() if name != "width" or one.number % 2})
-        for one in planted(60)
+        replace(
+            trial, params={name: value for name, value in trial.params.items() if name != "width" or trial.number % 2}
+        )
+        for trial in planted(60)
     ]
-    assert {one.name for one in importances(lacking, SPEC)} == {"lr", "width", "other"}
+    assert {importance.name for importance in importances(lacking, SPEC)} == {"lr", "width", "other"}
 
 
 # --- drawings ---------------------------------------------------------------------------------------------------------
@@ -107,7 +109,7 @@ RUNGS = {1: [RungValue(1, 1, 9, 0.9, 1, 0.0), RungValue(1, 2, 19, 0.8, 1, 0.0)]}
 
 
 def points(drawing: Chart, label: str) -> list[tuple[float, float | None]]:
-    return [(each.first_x, each.first) for curve in drawing.curves if curve.label == label for each in curve.bins]
+    return [(bucket.first_x, bucket.first) for curve in drawing.curves if curve.label == label for bucket in curve.bins]
 
 
 def test_a_pruned_trial_stands_at_the_value_of_its_last_rung() -> None:

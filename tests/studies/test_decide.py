@@ -58,16 +58,16 @@ def trial(number: int, state: TrialState, **changes: Any) -> TrialRecord:
     return TrialRecord(**{**values, **changes})
 
 
-def points(*given: tuple[float, float, int]) -> list[ObjectivePoint]:
+def points(*arguments: tuple[float, float, int]) -> list[ObjectivePoint]:
     curve = ObjectiveCurve()
-    for position, value, attempt in given:
+    for position, value, attempt in arguments:
         curve.add(ObjectivePoint(position, int(position), value, attempt))
     return curve.points
 
 
 def test_what_an_attempt_repeats_counts_once() -> None:
     found = points((1, 0.9, 1), (2, 0.1, 1), (3, 0.7, 1), (2, 0.8, 2), (3, 0.6, 2))
-    assert [(one.position, one.value) for one in found] == [(1, 0.9), (2, 0.8), (3, 0.6)]
+    assert [(point.position, point.value) for point in found] == [(1, 0.9), (2, 0.8), (3, 0.6)]
 
 
 @table(

@@ -171,7 +171,7 @@ def test_a_line_that_is_no_entry_is_moved_away_and_named(line: bytes, tmp_path: 
     file, said = tmp_path / JOURNAL_FILE, list[str]()
     before = file.read_bytes()
     file.write_bytes(before + line + b"\n")
-    ask = [json.loads(one) for one in before.splitlines()][-1]
+    ask = [json.loads(line) for line in before.splitlines()][-1]
     with file.open("ab") as appended:
         appended.write(json.dumps(ask).encode() + b"\n")
     journal = StudyJournal(study(), "s-1", open_storage(tmp_path, said.append))

@@ -95,7 +95,7 @@ def test_what_a_member_reached_before_it_left_its_training_counts_no_more(home: 
         home.report(3, step, 0.9)
     home.process.turn()
     assert home.trial(3).state is TrialState.STOPPING
-    assert {one.rung for one in read_rungs(home.connection, STUDY) if one.number == 3} == {1}
+    assert {rung.rung for rung in read_rungs(home.connection, STUDY) if rung.number == 3} == {1}
     home.work()
     # Its next attempt begins from the donor's step 10.
     home.report(3, 15, 0.05)
@@ -103,8 +103,8 @@ def test_what_a_member_reached_before_it_left_its_training_counts_no_more(home: 
     assert home.trial(3).rung == 1
     home.report(3, 19, 0.04)
     home.process.turn()
-    found = [one for one in read_rungs(home.connection, STUDY) if one.number == 3]
-    assert [(one.rung, one.value, one.attempt) for one in found] == [(1, 0.4, 1), (2, 0.04, 2)]
+    found = [rung for rung in read_rungs(home.connection, STUDY) if rung.number == 3]
+    assert [(rung.rung, rung.value, rung.attempt) for rung in found] == [(1, 0.4, 1), (2, 0.04, 2)]
 
 
 # --- pins -------------------------------------------------------------------------------------------------------------
@@ -178,7 +178,7 @@ def test_milestones_that_pass_while_no_process_lives_are_compared_by_the_next_on
     home.process.turn()
     assert home.states() == ["running", "complete", "running", "stopping"]
     assert home.trial(3).population["exploit"]["milestone"] == 3 and home.trial(3).population["exploit"]["donor"] == 0
-    found = {(one.number, one.rung): one.value for one in read_rungs(home.connection, STUDY)}
+    found = {(rung.number, rung.rung): rung.value for rung in read_rungs(home.connection, STUDY)}
     assert found == {
         (number, rung): pytest.approx(0.1 * (number + 1) / rung) for number in range(4) for rung in (1, 2, 3)
     }
@@ -188,7 +188,7 @@ def test_milestones_that_pass_while_no_process_lives_are_compared_by_the_next_on
 
 
 def test_a_lineage_goes_through_the_runs_of_the_donors(home: StudyHome) -> None:
-    first = [one.params for one in home.trials]
+    first = [trial.params for trial in home.trials]
     exploit(home)
     home.work()
     second = home.trial(3).params

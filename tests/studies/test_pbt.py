@@ -34,17 +34,17 @@ def test_a_milestone_is_due_once_the_last_member_has_passed_it() -> None:
 def test_the_worst_quarter_goes_on_from_the_best() -> None:
     members = [member(number, float(number)) for number in range(8)]
     found = exploits(members, 1, SPEC, SPACE, LOSS, 7)
-    assert {one.number for one in found} == {6, 7} and {one.donor for one in found} <= {0, 1}
+    assert {exploit.number for exploit in found} == {6, 7} and {exploit.donor for exploit in found} <= {0, 1}
     assert found == exploits(members, 1, SPEC, SPACE, LOSS, 7)
     upwards = exploits(members, 1, SPEC, SPACE, Objective("accuracy", "maximize"), 7)
-    assert {one.number for one in upwards} == {0, 1} and {one.donor for one in upwards} <= {6, 7}
+    assert {exploit.number for exploit in upwards} == {0, 1} and {exploit.donor for exploit in upwards} <= {6, 7}
 
 
 def test_what_is_no_number_is_worst_and_gives_nothing() -> None:
     members = [member(0, math.nan), member(1, 0.5), member(2, 0.4, can_give=False), member(3, 0.6)]
     [found] = exploits(members, 1, SPEC, SPACE, LOSS, 1)
     assert (found.number, found.donor) == (0, 1)  # the best has no whole checkpoint
-    assert exploits([one._replace(can_give=False) for one in members], 1, SPEC, SPACE, LOSS, 1) == []
+    assert exploits([member._replace(can_give=False) for member in members], 1, SPEC, SPACE, LOSS, 1) == []
     [found] = exploits([member(0, math.nan), *members[1:2], *members[3:]], 1, SPEC, SPACE, LOSS, 1)
     assert (found.number, found.donor) == (0, 1)
     assert exploits([member(0, 0.5), member(1, 0.5)], 1, SPEC, SPACE, LOSS, 1) == []

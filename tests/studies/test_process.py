@@ -123,16 +123,16 @@ def test_a_grid_runs_each_point_once_as_an_ordinary_run(lab: Machine) -> None:
     lab.gputui("study", "run", "scored.yaml", *grid, "--over", "last", "--wait")
     study = lab.json("study", "show")
     assert (study["id"], study["state"]) == ("scored-grid-1", "finished")
-    assert [one["params"] for one in study["trials"]] == [
+    assert [trial["params"] for trial in study["trials"]] == [
         {"quality": q, "steps": s} for q in (0.3, 0.1) for s in (5, 8)
     ]
-    assert [one["value"] for one in study["trials"]] == pytest.approx([0.5, 0.425, 0.3, 0.225])
-    assert [one["number"] for one in study["best"]] == [3]
+    assert [trial["value"] for trial in study["trials"]] == pytest.approx([0.5, 0.425, 0.3, 0.225])
+    assert [trial["number"] for trial in study["best"]] == [3]
     runs = {run["id"]: run for run in lab.json("ps")}
-    assert all(runs[one["run"]]["params"]["steps"] == one["params"]["steps"] for one in study["trials"])
+    assert all(runs[trial["run"]]["params"]["steps"] == trial["params"]["steps"] for trial in study["trials"])
     assert all(
-        (runs[one["run"]]["study"], runs[one["run"]]["trial"]) == (study["id"], one["number"])
-        for one in study["trials"]
+        (runs[trial["run"]]["study"], runs[trial["run"]]["trial"]) == (study["id"], trial["number"])
+        for trial in study["trials"]
     )
     assert lab.rows("SELECT count(*), max(priority) FROM runs WHERE study_id = 'scored-grid-1'") == [(4, -10)]
     source = lab.gputui("study", "show", "--source")
@@ -151,15 +151,15 @@ def test_a_bad_trial_is_cut_short_without_an_incident(lab: Machine) -> None:
     assert lab.rows("SELECT state, reason FROM runs WHERE run_id = ?", run_id) == [("stopped", reason)]
     assert lab.rows("SELECT count(*) FROM incidents") == [(0,)]
     shown = lab.json("study", "show", "s")["trials"][2]
-    assert shown["value"] == shown["rungs"][-1]["value"] and [one["rung"] for one in shown["rungs"]][-1] == rung
+    assert shown["value"] == shown["rungs"][-1]["value"] and [rung["rung"] for rung in shown["rungs"]][-1] == rung
 
 
 def test_faults_are_told_apart(lab: Machine) -> None:
     text = STUDY.replace("quality: [0.1, 0.2, 0.3, 0.4]", "fault: [none, oom, nan, once]")
     begin(lab, write(lab, text))
     found = lab.json("study", "show")["trials"]
-    assert [one["state"] for one in found] == ["complete", "infeasible", "failed", "complete"]
-    assert [one["value"] is None for one in found] == [False, True, True, False]
+    assert [trial["state"] for trial in found] == ["complete", "infeasible", "failed", "complete"]
+    assert [trial["value"] is None for trial in found] == [False, True, True, False]
     assert lab.json("show", found[3]["run"])["attempt"] == 2
     assert lab.json("show", found[2]["run"])["attempt"] == 1
 
@@ -192,8 +192,8 @@ def test_another_process_takes_part_while_the_study_runs(lab: Machine) -> None:
     hold(lab, None)
     wait_for(lab, "finished")
     study = lab.json("study", "show")
-    assert [one["origin"] for one in study["trials"]].count("outside") == 1 and len(study["trials"]) == 4
-    assert [one["number"] for one in study["best"]] == [2]
+    assert [trial["origin"] for trial in study["trials"]].count("outside") == 1 and len(study["trials"]) == 4
+    assert [trial["number"] for trial in study["best"]] == [2]
 
 
 def test_a_study_is_an_optuna_storage_that_optuna_reads(lab: Machine, tmp_path: Path) -> None:
@@ -203,7 +203,7 @@ def test_a_study_is_an_optuna_storage_that_optuna_reads(lab: Machine, tmp_path: 
     target = tmp_path / "out.db"
     assert lab.json("study", "export", "s", str(target))["trials"] == 2
     read = optuna.load_study(study_name="s-1", storage=f"sqlite:///{target}")
-    assert [one.state.name for one in read.trials] == ["COMPLETE", "COMPLETE"]
+    assert [trial.state.name for trial in read.trials] == ["COMPLETE", "COMPLETE"]
     assert read.best_params == {"quality": 0.1} and read.best_value == pytest.approx(0.2)
     assert lab.gputui("study", "export", "s", str(target), code=3)
 

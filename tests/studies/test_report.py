@@ -33,8 +33,8 @@ def findings(
     trials: Sequence[TrialRecord] = TRIALS, study: StudyRecord = STUDY, spec: StudySpec = SPEC
 ) -> StudyFindings:
     rungs = {
-        one.number: [RungValue(one.number, rung, 10 * rung - 1, 1.0 / rung, 1, 0.0) for rung in (1, 2, 3)]
-        for one in trials
+        trial.number: [RungValue(trial.number, rung, 10 * rung - 1, 1.0 / rung, 1, 0.0) for rung in (1, 2, 3)]
+        for trial in trials
     }
     return StudyFindings(study, spec, trials, rungs, 1.5, 7200.0, 9000.0, ["net", "--gpus", "2"])
 
@@ -70,7 +70,7 @@ def test_each_of_several_objectives_is_reported_and_each_member_of_the_front_can
     found = findings(trials, spec=spec)
     text = markdown(found)
     assert rows_under("## Pareto front", text) == ["0", "1"] and "the best," not in text
-    assert all((winner_command(found, each) in text) is (each.number < 2) for each in trials)
+    assert all((winner_command(found, trial) in text) is (trial.number < 2) for trial in trials)
     assert rows_under("## What mattered for loss", text)[0] == "lr"
     assert set(rows_under("## What mattered for size", text)) == {"lr", "kind"}
     assert {"values-of-loss.svg", "values-of-size.svg", "over-lr-of-size.svg"} <= contents(found).keys()

@@ -57,11 +57,11 @@ class ServiceHome(Home):
 
 @pytest.fixture
 def home(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Iterator[ServiceHome]:
-    with closing(ServiceHome(workspace)) as made:
-        monkeypatch.setattr(children.subprocess, "Popen", FakeProcess.starter(made.started))
-        made.studies.turn()
-        assert len(made.started) == 1
-        yield made
+    with closing(ServiceHome(workspace)) as home:
+        monkeypatch.setattr(children.subprocess, "Popen", FakeProcess.starter(home.started))
+        home.studies.turn()
+        assert len(home.started) == 1
+        yield home
 
 
 def test_failures_in_a_row_are_tried_again_less_and_less_often(home: ServiceHome) -> None:

@@ -133,5 +133,5 @@ def test_two_trials_share_a_gpu_also_when_the_agent_was_killed_between(lab: Mach
     trials = [run_id for (run_id,) in lab.rows("SELECT run_id FROM runs WHERE trial NOTNULL")]
     hours = [lab.json("show", run_id)["gpu_hours"] for run_id in trials]
     assert sum(hours) == pytest.approx(study["gpu_hours"], abs=1e-5)
-    spans = [(one["started_at"], one["ended_at"]) for trial in (0, 1) for one in attempts(lab, trial)]
+    spans = [(attempt["started_at"], attempt["ended_at"]) for trial in (0, 1) for attempt in attempts(lab, trial)]
     assert spans[0][0] < spans[1][0] < spans[0][1] < spans[1][1]

@@ -65,7 +65,7 @@ def read(text: str, folder: Path, workspace: Workspace) -> StudySpec:
 def problems(text: str, folder: Path, workspace: Workspace) -> set[str]:
     with pytest.raises(ProfileError) as caught:
         read(text, folder, workspace)
-    return {f"{one.line} {one.key}".strip() for one in caught.value.problems}
+    return {f"{problem.line} {problem.key}".strip() for problem in caught.value.problems}
 
 
 def stored(spec: StudySpec) -> StudySpec:
@@ -94,7 +94,7 @@ parallel: 2
 """
     spec = read(text, folder, workspace)
     assert stored(spec) == spec
-    assert [(one.over, one.mean_of) for one in spec.objectives] == [("mean of 5", 5), ("last", None)]
+    assert [(objective.over, objective.mean_of) for objective in spec.objectives] == [("mean of 5", 5), ("last", None)]
     assert spec.budget.wall_seconds == 36000 and spec.constraints.memory_bytes == 20 * 2**30
     assert spec.tuned == ("lr", "batch_size") and spec.priority < 0 and spec.rerun == 0
     pruned = read(STUDY + "pruner: {kind: median, length: steps}\nparams: {steps: 270}\n", folder, workspace)
@@ -235,7 +235,9 @@ def test_a_grid_ends_where_its_steps_do() -> None:
 def test_a_budget_into_which_no_run_fits_is_refused() -> None:
     spec = StudySpec("s", "net", (), (), gpus_per_trial=2, budget=Budget(gpu_hours=1.0, wall_seconds=3600.0))
     for seconds, keys in ((None, []), (1800.0, []), (1801.0, ["gpu_hours"]), (3601.0, ["wall", "gpu_hours"])):
-        assert [one.partition(":")[0] for one in impossible_budget(spec, seconds)] == [f"budget.{key}" for key in keys]
+        assert [problem.partition(":")[0] for problem in impossible_budget(spec, seconds)] == [
+            f"budget.{key}" for key in keys
+        ]
 
 
 def both(text: str, folder: Path, workspace: Workspace) -> tuple[bool, bool]:
@@ -296,9 +298,9 @@ def test_loader_and_json_schema_take_the_same_files(
     takes: bool, old: str, new: list[str], folder: Path, workspace: Workspace
 ) -> None:
     (folder / "net.yaml").write_text(PROFILE + CHECKPOINTS)
-    for one in new:
-        text = STUDY.replace(old, one) if old else f"{STUDY}{one}\n"
-        assert both(text, folder, workspace) == (takes, takes), one
+    for file in new:
+        text = STUDY.replace(old, file) if old else f"{STUDY}{file}\n"
+        assert both(text, folder, workspace) == (takes, takes), file
 
 
 def test_only_the_loader_compares_keys_with_each_other_and_with_the_profile(folder: Path, workspace: Workspace) -> None:

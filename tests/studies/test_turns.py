@@ -41,7 +41,7 @@ def recovering(home: StudyHome) -> None:
     home.report(0, 5, 0.5)
     home.end(0, RunState.FAILED, incident="nccl_error")
     home.process.turn()
-    assert [one.verb for one in home.pending()] == ["resume"]
+    assert [command.verb for command in home.pending()] == ["resume"]
 
 
 def test_a_resume_that_no_checkpoint_allows_becomes_a_restart(begin: Begin) -> None:
@@ -49,7 +49,7 @@ def test_a_resume_that_no_checkpoint_allows_becomes_a_restart(begin: Begin) -> N
     recovering(home)
     home.refuse("resume", kind=commands.NO_CHECKPOINT)
     home.process.turn()
-    assert [one.verb for one in home.pending()] == ["restart"]
+    assert [command.verb for command in home.pending()] == ["restart"]
 
 
 def test_a_resume_of_a_rerun_that_no_checkpoint_allows_becomes_a_restart(begin: Begin) -> None:
@@ -94,7 +94,7 @@ def test_rungs_that_pass_between_two_looks_are_all_kept_and_judged(begin: Begin)
     for step in range(40):
         home.report(0, step, 0.9 if step < 10 else 0.5)
     home.process.turn()
-    found = [(one.rung, one.step, one.value) for one in read_rungs(home.connection, STUDY)]
+    found = [(rung.rung, rung.step, rung.value) for rung in read_rungs(home.connection, STUDY)]
     assert found == [(1, 9, 0.9), (2, 19, 0.5), (3, 29, 0.5), (4, 39, 0.5)]
     finish(home, 0)
     home.process.turn()
@@ -104,7 +104,7 @@ def test_rungs_that_pass_between_two_looks_are_all_kept_and_judged(begin: Begin)
         home.report(1, step, 0.8)
     home.process.turn()
     assert (home.trial(1).state.value, home.trial(1).rung) == ("pruning", 2)
-    assert [one.rung for one in read_rungs(home.connection, STUDY, numbers=[1])] == [1, 2]
+    assert [rung.rung for rung in read_rungs(home.connection, STUDY, numbers=[1])] == [1, 2]
 
 
 # --- the end of a study, and what a person asks for meanwhile ---------------------------------------------------------
@@ -279,7 +279,7 @@ def test_a_trial_of_another_process_is_listed_and_not_run(begin: Begin) -> None:
     asked = study.ask()
     assert asked.suggest_float("rate", 0.0, 1.0) <= 1.0
     home.process.turn()
-    assert [(one.origin, one.state.value, one.run_id is None) for one in home.trials] == [
+    assert [(trial.origin, trial.state.value, trial.run_id is None) for trial in home.trials] == [
         ("sampled", "running", False), ("outside", "running", True),
     ]  # fmt: skip
     study.tell(asked.number, 0.125)
@@ -316,7 +316,7 @@ def test_a_point_by_hand_is_in_the_journal_once(begin: Begin, paused: bool) -> N
     home.restart()
     home.process.turn()
     home.process.turn()
-    assert [(one.origin, one.params.get("rate") == 0.25) for one in home.trials] == [
+    assert [(trial.origin, trial.params.get("rate") == 0.25) for trial in home.trials] == [
         ("sampled", False), ("enqueued", True),
     ]  # fmt: skip
     assert not rows.requested_trials(home.connection, STUDY)
@@ -344,7 +344,7 @@ def test_a_journal_that_was_lost_is_made_again_from_the_table(begin: Begin) -> N
     home.restart()
     home.work()
     found = home.process.journal.trials()
-    assert [(one.state.name, one.params) for one in found] == [
+    assert [(trial.state.name, trial.params) for trial in found] == [
         ("COMPLETE", home.trial(0).params), ("RUNNING", home.trial(1).params),
     ]  # fmt: skip
     assert len(found[0].intermediate_values) == 10

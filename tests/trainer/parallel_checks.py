@@ -92,16 +92,16 @@ def words_batch(step: int, size: int = 8) -> Fields:
 
 
 def build(
-    world: World, kind: str = "tiny", seed: int = 0, model: dict[str, Any] | None = None, **given: Any
+    world: World, kind: str = "tiny", seed: int = 0, model: dict[str, Any] | None = None, **options: Any
 ) -> Strategy:
     """A strategy for the tiny model, or for a language model of that kind, in two blocks."""
     if kind == "tiny":
-        return build_strategy(tiny_settings(**given), tiny_objective(seed, **(model or {})), world)
-    return build_strategy(words_settings(**given), words_objective(kind, seed), world)
+        return build_strategy(tiny_settings(**options), tiny_objective(seed, **(model or {})), world)
+    return build_strategy(words_settings(**options), words_objective(kind, seed), world)
 
 
-def words_settings(**given: Any) -> Settings:
-    return tiny_settings(task="lm", width=32, **given)
+def words_settings(**options: Any) -> Settings:
+    return tiny_settings(task="lm", width=32, **options)
 
 
 def micro_batches(strategy: Strategy, step: int, accumulate: int = 1) -> list[Fields]:

@@ -123,11 +123,11 @@ WRONG: list[tuple[list[str] | str | dict[str, str], list[str]]] = [
 ]
 
 
-@table(("given", "said"), WRONG)
+@table(("value", "said"), WRONG)
 def test_a_wrong_setting_is_one_line_with_its_place(
-    given: list[str] | str | dict[str, str], said: list[str], tmp_path: Path
+    value: list[str] | str | dict[str, str], said: list[str], tmp_path: Path
 ) -> None:
-    flags = [write(tmp_path / "run.yaml", given)] if isinstance(given, str) else given
+    flags = [write(tmp_path / "run.yaml", value)] if isinstance(value, str) else value
     with pytest.raises(SettingsError) as raised:
         parse(*flags) if isinstance(flags, list) else parse(**flags)
     assert mentions(str(raised.value), *said) and "\n" not in str(raised.value)
@@ -176,7 +176,7 @@ def test_help_and_json_schema_have_every_setting(capsys: pytest.CaptureFixture[s
     assert main(["--json-schema"]) == 0
     schema = json.loads(capsys.readouterr().out)
     settings, phase = schema["properties"], schema["properties"]["phases"]["items"]
-    assert set(settings) == names and all(one["description"] for one in settings.values())
+    assert set(settings) == names and all(setting["description"] for setting in settings.values())
     assert settings["compile"]["enum"] == ["off", "default", "reduce-overhead", "max-autotune", True, False]
     assert set(phase["properties"]) == names - RUN_WIDE | {"name"} and phase["required"] == ["name", "steps"]
     assert schema["additionalProperties"] is False is phase["additionalProperties"]

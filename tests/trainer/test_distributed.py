@@ -58,7 +58,7 @@ def test_all_ranks_step_down_together_where_one_runs_out_of_memory(
     flags = ("--steps", "8", "--parallel", parallel, "--batch-size", "16", "--grad-accum", "3")
     fault = "oom@step=1,above=12,rank=1,times=always;oom@step=5,above=8,rank=0,times=always"
     two_ranks.run(train_on, tmp_path, *flags, "--oom-retries", "5", "--inject", fault)
-    reduced = [(one["step"], one["batch_size"], one["grad_accum"]) for one in events(tmp_path, "batch_reduced")]
+    reduced = [(event["step"], event["batch_size"], event["grad_accum"]) for event in events(tmp_path, "batch_reduced")]
     assert reduced == [(1, 12, 4), (5, 8, 6)]
     steps = step_lines(tmp_path)
     assert [(line["step"], line["samples"]) for line in steps] == [(step, step * 16 * 3 * 2) for step in range(1, 9)]

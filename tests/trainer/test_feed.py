@@ -210,20 +210,20 @@ def held_out(split: Split, rank: int = 0, ranks: int = 1, **settings: Any) -> He
     blocked=st.booleans(),
 )
 def test_all_ranks_together_have_every_held_out_sample_once(
-    size: int, broken: set[int], ranks: int, batch: int, wanted: int, blocked: bool
+    size: int, broken: set[int], ranks: int, batch: int, expected: int, blocked: bool
 ) -> None:
     assume(len(broken & set(range(size))) < size)
     split = Rows(size, tuple(broken), blocks=(size,) if blocked else None)
-    shares = [held_out(split, rank, ranks, validate_samples=wanted) for rank in range(ranks)]
+    shares = [held_out(split, rank, ranks, validate_samples=expected) for rank in range(ranks)]
     batches = [[fields["number"].tolist() for fields in share.batches(batch)] for share in shares]
     seen = [number for mine in batches for numbers in mine for number in numbers]
     assert len(set(map(len, batches))) == 1  # a forward pass may be something that all ranks do together
     assert max(len(numbers) for mine in batches for numbers in mine) <= batch
     assert seen == sorted(set(seen) - broken)
-    if not wanted or wanted >= size:
+    if not expected or expected >= size:
         assert seen == sorted(set(range(size)) - broken)
     elif not broken:
-        assert len(seen) == wanted and (not blocked or seen == list(range(wanted)))
+        assert len(seen) == expected and (not blocked or seen == list(range(expected)))
 
 
 def test_what_is_left_out_is_reported_and_limited() -> None:

@@ -256,10 +256,10 @@ def test_usr1_saves_and_goes_on(moment: str, tmp_path: Path, monkeypatch: pytest
     calls: list[int] = []
     send = send_once(signal.SIGUSR1, lambda: len(calls) == 3)
 
-    def counted(loop: Loop, *given: Any, **named: Any) -> Any:
+    def counted(loop: Loop, *arguments: Any, **options: Any) -> Any:
         calls.append(1)
         send()
-        return original(loop, *given, **named)
+        return original(loop, *arguments, **options)
 
     monkeypatch.setattr(Loop, method, counted)
     assert train(tmp_path, "--steps", "30", "--checkpoint-every", "0") == 0

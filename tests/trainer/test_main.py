@@ -21,7 +21,7 @@ def ended(code: int) -> None:
 
 
 @table(
-    ("error", "code", "shown"),
+    ("error", "code", "expected"),
     [
         (TrainerError("no such data"), 1, "trainer: no such data\n"),
         (RuntimeError("broken"), 1, "RuntimeError: broken\n"),
@@ -30,7 +30,7 @@ def ended(code: int) -> None:
     ],
 )
 def test_after_an_error_a_rank_with_nccl_goes_without_waiting_for_the_others(
-    error: BaseException, code: int, shown: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    error: BaseException, code: int, expected: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fail(*_: object) -> None:
         raise error
@@ -43,7 +43,7 @@ def test_after_an_error_a_rank_with_nccl_goes_without_waiting_for_the_others(
     with pytest.raises(EndedError) as end:
         main(["--device", "cpu"])
     assert end.value.args == (code,) and not left
-    assert capsys.readouterr().err.endswith(shown)
+    assert capsys.readouterr().err.endswith(expected)
     monkeypatch.setattr(world, "leaving_may_wait", lambda: False)
     if isinstance(error, TrainerError):
         assert main(["--device", "cpu"]) == code

@@ -98,7 +98,7 @@ def small(name: str, **options: Any) -> tuple[Settings, Data]:
 
 
 @table(
-    ("settings", "data", "words"),
+    ("settings", "data", "phrase"),
     [
         (Settings(model="resnet5"), images(), "resnet5 is no model for classify; did you mean resnet50?"),
         (Settings(model="gpt2"), images(), "gpt2 is no model for classify; use cnn, resnet18"),
@@ -116,7 +116,7 @@ def small(name: str, **options: Any) -> tuple[Settings, Data]:
         (*small("gpt2", n_positions=8), "max_position_embeddings is 8, but the data needs at least 16"),
     ],
 )
-def test_refusals_are_one_line(settings: Settings, data: Data, words: str) -> None:
-    with pytest.raises(SettingsError, match=re.escape(words)) as error:
+def test_refusals_are_one_line(settings: Settings, data: Data, phrase: str) -> None:
+    with pytest.raises(SettingsError, match=re.escape(phrase)) as error:
         build_model(settings, data)
     assert "\n" not in str(error.value)

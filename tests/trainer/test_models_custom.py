@@ -26,8 +26,8 @@ def by_facts(image_shape: tuple[int, int, int], classes: int, *, hidden: int = 4
     return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(image_shape), hidden), nn.Linear(hidden, classes))
 
 
-def with_everything(**given: Any) -> nn.Module:
-    CALLS.append(given)
+def with_everything(**options: Any) -> nn.Module:
+    CALLS.append(options)
     return nn.Identity()
 
 
@@ -63,7 +63,7 @@ def test_a_function_gets_the_facts_that_it_takes(task: str, data: Data, facts: d
 
 
 @table(
-    ("settings", "words"),
+    ("settings", "phrase"),
     [
         (own("by_fact"), "has no attribute 'by_fact'"),
         (own("not_callable"), "3 is not a callable object"),
@@ -73,8 +73,8 @@ def test_a_function_gets_the_facts_that_it_takes(task: str, data: Data, facts: d
         (own("no_module"), "returned str, not a torch.nn.Module"),
     ],
 )
-def test_functions_that_cannot_be_used_are_refused(settings: Settings, words: str) -> None:
-    with pytest.raises(SettingsError, match=re.escape(words)):
+def test_functions_that_cannot_be_used_are_refused(settings: Settings, phrase: str) -> None:
+    with pytest.raises(SettingsError, match=re.escape(phrase)):
         build_model(settings, images())
 
 
@@ -109,7 +109,7 @@ def test_a_file_for_text(tmp_path: Path, config: Any, task: str) -> None:
 
 
 @table(
-    ("config", "task", "changes", "words"),
+    ("config", "task", "changes", "phrase"),
     [
         ("{", "lm", {}, "is no configuration: Expecting property name"),
         ("[]", "lm", {}, "is no configuration"),
@@ -123,11 +123,11 @@ def test_a_file_for_text(tmp_path: Path, config: Any, task: str) -> None:
     ],
 )
 def test_files_that_cannot_be_used_are_refused(
-    tmp_path: Path, config: Any, task: str, changes: dict[str, Any], words: str
+    tmp_path: Path, config: Any, task: str, changes: dict[str, Any], phrase: str
 ) -> None:
     settings = from_file(tmp_path, config, task, **changes)
     data = images(3, 32, 32) if task in ("classify", "contrastive") else text(64, settings.context if changes else 16)
-    with pytest.raises(SettingsError, match=re.escape(words)) as error:
+    with pytest.raises(SettingsError, match=re.escape(phrase)) as error:
         build_model(settings, data)
     assert "\n" not in str(error.value)
 

@@ -40,9 +40,9 @@ def trained(output: Path, step: int) -> dict[str, Tensor]:
     return state
 
 
-def farthest(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
-    assert one.keys() == other.keys()
-    return max((one[name] - other[name]).abs().max().item() for name in one)
+def farthest(first: dict[str, Tensor], second: dict[str, Tensor]) -> float:
+    assert first.keys() == second.keys()
+    return max((first[name] - second[name]).abs().max().item() for name in first)
 
 
 def update(parameters: list[nn.Parameter], optimizer: torch.optim.Optimizer, clip: float) -> None:
@@ -63,8 +63,8 @@ def test_gpt2_of_two_ranks_and_three_micro_batches_is_a_plain_loop_over_the_join
     model = build_model(chosen, data)
     parameters = list(model.parameters())
     groups = [
-        {"params": [one for one in parameters if one.dim() >= 2], "weight_decay": 0.1},
-        {"params": [one for one in parameters if one.dim() < 2], "weight_decay": 0.0},
+        {"params": [parameter for parameter in parameters if parameter.dim() >= 2], "weight_decay": 0.1},
+        {"params": [parameter for parameter in parameters if parameter.dim() < 2], "weight_decay": 0.0},
     ]
     optimizer = torch.optim.AdamW(groups, lr=0.003, betas=(chosen.beta1, chosen.beta2))
     losses = []

@@ -139,20 +139,20 @@ def test_muon_steps_as_torchs_muon_and_its_other_parameters_as_adamw() -> None:
     options = {"lr": 0.02, "weight_decay": 0.1}
     expected = [
         torch.optim.Muon(matrices, momentum=0.95, adjust_lr_fn="match_rms_adamw", **options),
-        torch.optim.AdamW([one for one in others if one.dim() >= 2], **options),
-        torch.optim.AdamW([one for one in others if one.dim() < 2], lr=0.02, weight_decay=0.0),
+        torch.optim.AdamW([parameter for parameter in others if parameter.dim() >= 2], **options),
+        torch.optim.AdamW([parameter for parameter in others if parameter.dim() < 2], lr=0.02, weight_decay=0.0),
     ]
     for step in range(3):
         samples = torch.randn(64, 8, generator=torch.Generator().manual_seed(step))
         for model, steppers in ((ours, [optimizer]), (theirs, expected)):
-            for one in steppers:
-                one.zero_grad()
+            for stepper in steppers:
+                stepper.zero_grad()
             model(samples).square().mean().backward()
-            for one in steppers:
-                one.step()
+            for stepper in steppers:
+                stepper.step()
         # The products are in bf16: a last bit of a gradient may be several of an update.
-        for name, one in ours.named_parameters():
-            apart, way = one - theirs.get_parameter(name), one - Stack().get_parameter(name)
+        for name, stepper in ours.named_parameters():
+            apart, way = stepper - theirs.get_parameter(name), stepper - Stack().get_parameter(name)
             assert apart.norm() <= (0.02 if step else 1e-4) * way.norm(), (step, name)
 
 
@@ -167,7 +167,7 @@ def test_muon_goes_on_bit_for_bit(tmp_path: Path) -> None:
 
 
 @table(
-    ("settings", "words"),
+    ("settings", "phrase"),
     [
         ({"optimizer": "muon"}, "--optimizer muon: the model has no row of equal blocks"),
         ({"optimizer": "muon", "parallel": "fsdp"}, "not with --parallel fsdp"),
@@ -175,8 +175,8 @@ def test_muon_goes_on_bit_for_bit(tmp_path: Path) -> None:
         ({"lr_shares": {"bias": 0.0}}, "greater than 0"),
     ],
 )
-def test_what_is_refused(settings: dict[str, Any], words: str) -> None:
-    with pytest.raises((SettingsError, ValueError), match=words):
+def test_what_is_refused(settings: dict[str, Any], phrase: str) -> None:
+    with pytest.raises((SettingsError, ValueError), match=phrase):
         optimizer_for(network(), **settings)
 
 

@@ -42,13 +42,13 @@ STATEFUL: dict[str, dict[str, Any]] = {
 }
 
 
-def difference(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
-    assert one.keys() == other.keys()
-    return max(float((one[name].double() - other[name].double()).abs().max()) for name in one)
+def difference(first: dict[str, Tensor], second: dict[str, Tensor]) -> float:
+    assert first.keys() == second.keys()
+    return max(float((first[name].double() - second[name].double()).abs().max()) for name in first)
 
 
-def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+def same(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
 
 # --- gradients --------------------------------------------------------------------------------------------------------
@@ -113,7 +113,7 @@ def test_optimizer_state_is_shared_out(four_ranks: Ranks) -> None:
 
 @pytest.mark.parametrize(
     "source",
-    ["fsdp", *(pytest.param(one, marks=pytest.mark.long) for one in (*STATEFUL, "one process") if one != "fsdp")],
+    ["fsdp", *(pytest.param(way, marks=pytest.mark.long) for way in (*STATEFUL, "one process") if way != "fsdp")],
 )
 def test_state_goes_on_with_any_other_way_and_number_of_ranks(source: str, two_ranks: Ranks, four_ranks: Ranks) -> None:
     settings = STATEFUL.get(source, {})

@@ -41,25 +41,25 @@ def test_autocast_computes_in_the_chosen_type(name: str, expected: torch.dtype) 
     assert precision.scaler.is_enabled() == (name == "fp16")
 
 
-@table(("deterministic", "asked", "tf32"), [(False, True, True), (False, False, False), (True, True, False)])
+@table(("deterministic", "is_requested", "tf32"), [(False, True, True), (False, False, False), (True, True, False)])
 def test_tf32_is_on_unless_asked_or_deterministic(
-    deterministic: bool, asked: bool, tf32: bool, monkeypatch: pytest.MonkeyPatch
+    deterministic: bool, is_requested: bool, tf32: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fractions: list[Any] = []
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda *call: fractions.append(call))
-    switch_backends(Settings(deterministic=deterministic, tf32=asked, memory_fraction=0.5), GPU)
+    switch_backends(Settings(deterministic=deterministic, tf32=is_requested, memory_fraction=0.5), GPU)
     assert torch.backends.cuda.matmul.allow_tf32 == torch.backends.cudnn.allow_tf32 == tf32
     assert torch.are_deterministic_algorithms_enabled() == deterministic != torch.backends.cudnn.benchmark
     assert fractions == [(0.5, GPU)]
 
 
-@table("asked", [True, False])
-def test_channels_last_is_the_weights_order(asked: bool) -> None:
+@table("is_requested", [True, False])
+def test_channels_last_is_the_weights_order(is_requested: bool) -> None:
     model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.Flatten(), nn.Linear(16, 2))
-    placed = Precision(Settings(channels_last=asked), CPU).place(model)
+    placed = Precision(Settings(channels_last=is_requested), CPU).place(model)
     assert placed is model
     weight = placed.get_parameter("0.weight")
-    assert weight.is_contiguous(memory_format=torch.channels_last) == asked
+    assert weight.is_contiguous(memory_format=torch.channels_last) == is_requested
     assert placed(torch.ones(1, 2, 4, 4)).shape == (1, 2)
 
 

@@ -105,9 +105,9 @@ def test_every_document_is_in_one_row_and_rows_are_not_too_long(lengths: list[in
     rows = best_fit(lengths, 17)
     assert sorted(number for row in rows for number in row) == list(range(len(lengths)))
     used = [sum(lengths[number] for number in row) for row in rows]
-    assert all(0 < one <= 17 for one in used)
+    assert all(0 < tokens <= 17 for tokens in used)
     # Best fit leaves no two rows of which one would fit into the other's room.
-    assert sum(1 for one in used if one <= 8) <= 1
+    assert sum(1 for tokens in used if tokens <= 8) <= 1
 
 
 @given(length=st.integers(2, 60), row=st.integers(8, 20))

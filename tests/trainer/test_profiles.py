@@ -172,7 +172,9 @@ def test_the_chat_profile_shows_answers_and_ends_in_a_model_that_answers(
     (prepared,) = events(tmp_path / "out", "prepared")
     assert prepared["documents"] == 80
     answers = events(tmp_path / "out", "answer")
-    assert {one["step"] for one in answers} == {2} and all(one["prompt"].startswith("user") for one in answers)
+    assert {answer["step"] for answer in answers} == {2} and all(
+        answer["prompt"].startswith("user") for answer in answers
+    )
     (exported,) = events(tmp_path / "out", "export")
     capfd.readouterr()
     prompt = answers[0]["prompt"].removeprefix("user\n").removesuffix("assistant\n").strip()

@@ -84,8 +84,8 @@ def test_phases_follow_each_other_with_settings_of_their_own(phased: Path) -> No
     assert [after - before for before, after in itertools.pairwise(samples)] == [32] * 10 + [16] * 3 + [32] * 3
     first_rate = settings().lr / settings(*PHASED).warmup_steps  # each phase has a warm-up of its own
     assert [steps[0]["lr"], steps[4]["lr"]] == pytest.approx([0.1 * first_rate, first_rate])
-    assert [one["world_size"] for one in events(phased, "phase")] == [2, 1, 2]
-    assert [one["step"] for one in events(phased, "validation")] == [2, 4, 10, 13, 16]
+    assert [event["world_size"] for event in events(phased, "phase")] == [2, 1, 2]
+    assert [event["step"] for event in events(phased, "validation")] == [2, 4, 10, 13, 16]
     state = load(phased / "checkpoints" / "step_00000016.pt")
     assert (state["phase"], state["phase_step"], state["step"]) == ("spread", 3, 16)
     assert state["optimizer"]["head.weight"]["step"] == 3
@@ -101,13 +101,13 @@ def test_a_run_that_crashed_in_a_phase_goes_on_as_if_it_had_not(two_ranks: Ranks
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("asked", [(0,), (1,), (0, 1)])
+@pytest.mark.parametrize("requested", [(0,), (1,), (0, 1)])
 def test_a_stop_in_a_phase_that_leaves_ranks_out_ends_all_of_them(
-    asked: tuple[int, ...], two_ranks: Ranks, tmp_path: Path
+    requested: tuple[int, ...], two_ranks: Ranks, tmp_path: Path
 ) -> None:
     phases = json.dumps([{"name": "a", "steps": 2}, {"name": "b", "steps": 5000, "ranks": 1}])
     flags = ("--phases", phases, "--checkpoint-every", "0", "--validate-every", "0")
-    two_ranks.run(train_until, tmp_path, 5, *flags, asked=asked)
+    two_ranks.run(train_until, tmp_path, 5, *flags, asked=requested)
     [stop] = events(tmp_path, "stop")
     assert stop["reason"] == "SIGTERM" and 5 <= stop["step"] < 5000
     assert checkpoints(tmp_path)[-1] == f"step_{stop['step']:08d}.pt"
@@ -118,7 +118,7 @@ LONG = (("--parallel", "zero1"), ("--parallel", "fsdp"), ("--async-checkpoints",
 
 @pytest.mark.parametrize(
     "flags",
-    [("--parallel", "fsdp", "--sharded-checkpoints"), *(pytest.param(one, marks=pytest.mark.long) for one in LONG)],
+    [("--parallel", "fsdp", "--sharded-checkpoints"), *(pytest.param(flags, marks=pytest.mark.long) for flags in LONG)],
     ids=" ".join,
 )
 def test_a_checkpoint_of_any_kind_goes_on_in_one_process_without_a_jump(
@@ -144,13 +144,13 @@ def test_epochs_and_the_best_have_checkpoints_of_their_own(tmp_path: Path) -> No
     found = sorted(str(path.relative_to(folder)) for path in folder.rglob("*.pt"))
     assert found == ["best_model.pt", *epochs, "step_00000008.pt"]
     best = json.loads((folder / "best_model.json").read_text())
-    measured = {one["step"]: one["val/loss"] for one in events(tmp_path, "validation")}
+    measured = {event["step"]: event["val/loss"] for event in events(tmp_path, "validation")}
     assert best["value"] == min(measured.values()) == measured[best["step"]]
     assert best["settings"]["batch_size"] == 120 and load(folder / "best_model.pt")["step"] == best["step"]
 
 
 @table(
-    ("flags", "words"),
+    ("flags", "phrases"),
     [
         (["--phases", '[{"name": "a", "steps": 2, "ranks": 3}]'], ["--ranks 3", "the 1 "]),
         (
@@ -167,10 +167,10 @@ def test_epochs_and_the_best_have_checkpoints_of_their_own(tmp_path: Path) -> No
     ],
 )
 def test_what_cannot_work_is_refused(
-    flags: list[str], words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    flags: list[str], phrases: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert train(tmp_path, *flags) == 2
-    assert mentions(capsys.readouterr().err, *words)
+    assert mentions(capsys.readouterr().err, *phrases)
     assert step_lines(tmp_path) == []  # also where it is of a later phase
 
 

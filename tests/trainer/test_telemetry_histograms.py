@@ -20,7 +20,7 @@ floats = st.floats(width=32) | st.floats(-1, 1, width=32) | st.just(0.0)
 @given(st.lists(st.lists(floats, max_size=20), max_size=3))
 def test_every_value_is_counted_once_in_the_bin_that_encloses_it(lists: list[list[float]]) -> None:
     result = count("x", "gradient", [torch.tensor(values, dtype=torch.float32) for values in lists])
-    values = [value for one in lists for value in one]
+    values = [value for part in lists for value in part]
     finite = [value for value in values if math.isfinite(value)]
     assert (sum(result.counts), result.not_finite) == (len(finite), len(values) - len(finite))
     assert result.zeros == finite.count(0.0)
@@ -59,11 +59,11 @@ def test_histograms_per_block_with_gradients_norm_and_the_first_activations() ->
     with watch_activations(model) as activations:
         for size in (5, 50):
             model(torch.randn(size, 4)).sum().backward()
-    assert [(one.name, one.kind, sum(one.counts)) for one in activations] == [
+    assert [(activation.name, activation.kind, sum(activation.counts)) for activation in activations] == [
         (f"blocks.{n}", "activation", 20) for n in range(3)
     ]
     assert not any(module._forward_hooks for module in model.modules())
-    found = {one.name: one for one in gradients(gradients_of(model))}
+    found = {gradient.name: gradient for gradient in gradients(gradients_of(model))}
     assert set(found) == {"blocks.0", "blocks.1", "blocks.2", "head"}
     expected = torch.cat([gradient.flatten() for gradient in gradients_of(model.blocks[1]).values()])
     assert (found["blocks.1"].kind, sum(found["blocks.1"].counts)) == ("gradient", expected.numel())

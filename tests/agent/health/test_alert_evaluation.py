@@ -26,8 +26,8 @@ PARKED = replace(COOL, utilization_percent=0.0, memory_used_bytes=22 * GIB)
 
 @pytest.fixture
 def home(workspace: Workspace) -> Iterator[WatchedHome]:
-    with closing(WatchedHome(workspace)) as made:
-        yield made
+    with closing(WatchedHome(workspace)) as home:
+        yield home
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def test_a_gpu_that_the_machine_no_longer_has(home: WatchedHome) -> None:
 def test_the_machine_changes_a_threshold(home: WatchedHome) -> None:
     home.workspace.alerts.write_text("gpu_hot: {above_celsius: 50, margin_celsius: 0, for: 5 s, severity: error}\n")
     home.go_on(8, COOL)
-    assert [(one.rule, one.severity, one.threshold) for one in home.all()] == [("gpu_hot", "error", 50.0)]
+    assert [(alert.rule, alert.severity, alert.threshold) for alert in home.all()] == [("gpu_hot", "error", 50.0)]
     home.workspace.alerts.write_text("gpu_hot: {above: 1}\n")
     home.go_on(8, COOL)
     assert home.lasting() == ["gpu_hot"] and "stay as they were" in home.events()[-1]
@@ -93,7 +93,7 @@ def test_an_xid_is_told_once_and_memory_by_who_holds_it(home: WatchedHome) -> No
     home.recorder.take([GpuEvent(home.now, "GPU-a", "xid", 79, None)])
     home.recorder.take([ProcessTick(home.now, {"GPU-a": (process,)})])
     home.go_on(1803, PARKED)
-    assert [one.rule for one in home.all()] == ["xid_hardware", "gpu_parked"]
+    assert [alert.rule for alert in home.all()] == ["xid_hardware", "gpu_parked"]
     assert "alice · python sweep.py" in home.all()[1].sentence
 
 
@@ -122,16 +122,16 @@ def test_nccl_errors_come_from_incidents(training: WatchedHome) -> None:
 Values = Callable[[int], dict[str, float]]
 
 
-@pytest.mark.parametrize(("values", "found"), [
+@pytest.mark.parametrize(("values", "expected"), [
     (lambda step: {"loss": max(2.0, 5.0 - step / 500)}, ["no_improvement"]),
     (lambda step: {"loss": max(1e-3, 5.0 - step / 100), "epoch": step / 20}, []),
     (lambda step: {"step_time": 0.3 if step < 1000 else 0.9}, ["slow_steps"]),
 ])  # fmt: skip
-def test_lines_become_alerts(training: WatchedHome, values: Values, found: list[str]) -> None:
+def test_lines_become_alerts(training: WatchedHome, values: Values, expected: list[str]) -> None:
     for step in range(0, 3500, 10):
         training.write(step, **values(step))
         training.go_on(6, COOL)
-    assert training.lasting() == found
+    assert training.lasting() == expected
 
 
 def test_a_profile_changes_its_own_rules(training: WatchedHome) -> None:

@@ -44,7 +44,7 @@ def test_a_successor_knows_how_long_the_silence_has_lasted(connection: sqlite3.C
 def test_a_nan_that_a_predecessor_did_not_live_to_tell_is_told(connection: sqlite3.Connection) -> None:
     write(connection, 2, *({"step": step, "loss": "NaN"} for step in range(9)))
     watched = begin(connection, RECORD, clock=5.0, wall=NOW)
-    assert [(one.kind, one.since) for one in watched.pending] == [("nan_loss", 0)]
+    assert [(command.kind, command.since) for command in watched.pending] == [("nan_loss", 0)]
 
 
 def test_an_event_announces_what_begins_unless_it_has_numbers(connection: sqlite3.Connection) -> None:

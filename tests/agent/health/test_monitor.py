@@ -91,18 +91,18 @@ class MonitoredHome(WatchedHome):
 
 @pytest.fixture
 def home(workspace: Workspace) -> Iterator[MonitoredHome]:
-    with closing(MonitoredHome(workspace)) as made:
-        yield made
+    with closing(MonitoredHome(workspace)) as home:
+        yield home
 
 
-@pytest.mark.parametrize(("lines", "policy", "observed", "asked"), [
+@pytest.mark.parametrize(("lines", "policy", "observed", "requested"), [
     (BAD, STANDARD, [("nan_loss", 0, 1)], [True]), (BAD, OFF, [("nan_loss", 0, 0)], []),
     (JUMP, STANDARD, [("loss_spike", 99, 0)], []),
     (JUMP, replace(STANDARD, ends_on=frozenset({"loss_spike"})), [("loss_spike", 99, 1)], [True]),
     (LONE, STANDARD, [("no_first_rank", None, 0)], []),
 ])  # fmt: skip
 def test_a_finding_is_shown_once_or_ends_the_attempt(
-    home: MonitoredHome, lines: list[dict[str, Any]], policy: Policy, observed: list[object], asked: list[bool]
+    home: MonitoredHome, lines: list[dict[str, Any]], policy: Policy, observed: list[object], requested: list[bool]
 ) -> None:
     home.begin(policy)
     home.lines(*lines)
@@ -110,13 +110,13 @@ def test_a_finding_is_shown_once_or_ends_the_attempt(
         home.look()
     home.lines(*lines)
     home.look()
-    assert (home.observed(), home.asked) == (observed, asked)
+    assert (home.observed(), home.asked) == (observed, requested)
     (severity, key, text), *others = home.rows("SELECT severity, key, message FROM events WHERE kind = 'observation'")
-    assert (severity, key, others) == ("error" if asked else "warning", cast("Any", observed[0])[0], [])
-    assert text.endswith("; ending this attempt") is bool(asked)
+    assert (severity, key, others) == ("error" if requested else "warning", cast("Any", observed[0])[0], [])
+    assert text.endswith("; ending this attempt") is bool(requested)
     home.begin(policy)
     home.look()
-    assert home.observed() == observed and home.asked == asked * 2, "the next agent acts on it, and tells nothing"
+    assert home.observed() == observed and home.asked == requested * 2, "the next agent acts on it, and tells nothing"
 
 
 def test_a_finding_is_kept_where_another_metric_becomes_the_loss(home: MonitoredHome) -> None:

@@ -74,8 +74,8 @@ class WaitingHome(Home):
 
 @pytest.fixture
 def home(workspace: Workspace) -> Iterator[WaitingHome]:
-    with closing(WaitingHome(workspace)) as made:
-        yield made
+    with closing(WaitingHome(workspace)) as home:
+        yield home
 
 
 def test_a_run_goes_on_without_a_gpu_that_stays_missing_where_its_profile_allows_it(workspace: Workspace) -> None:
@@ -89,7 +89,9 @@ def test_a_run_goes_on_without_a_gpu_that_stays_missing_where_its_profile_allows
     assert attempt.gpus == UUIDS[:3] and attempt.params == {"batch_size": 8, "grad_accum": 4}
     assert "--nproc-per-node=3" in attempt.launch["argv"]
     assert home.run_of().gpu_count == 3 and set(repository.leases(home.connection)) == set(UUIDS[:3])
-    assert [one.run_id for one in read_events(home.connection) if one.kind == "gpus_reduced"] == [home.run_of().run_id]
+    assert [event.run_id for event in read_events(home.connection) if event.kind == "gpus_reduced"] == [
+        home.run_of().run_id
+    ]
 
 
 @pytest.mark.parametrize(("policy", "min_gpus"), [("standard", None), ("standard", 4), ("restart-only", 2)])

@@ -76,10 +76,10 @@ class KeptHome(CheckpointHome):
 
 @pytest.fixture
 def home(workspace: Workspace) -> Iterator[KeptHome]:
-    with closing(KeptHome(workspace)) as made:
-        made.keeps(2)
-        made.begin_from(1, None)
-        yield made
+    with closing(KeptHome(workspace)) as home:
+        home.keeps(2)
+        home.begin_from(1, None)
+        yield home
 
 
 def test_the_newest_stay_and_one_that_may_be_incomplete(home: KeptHome) -> None:

@@ -51,8 +51,8 @@ def another(workspace: Workspace, name: str) -> Workspace:
 
 @pytest.fixture
 def home(workspace: Workspace) -> Iterator[CheckpointHome]:
-    with closing(CheckpointHome(workspace)) as made:
-        yield made
+    with closing(CheckpointHome(workspace)) as home:
+        yield home
 
 
 # --- looks ------------------------------------------------------------------------------------------------------------

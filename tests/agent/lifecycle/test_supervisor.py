@@ -58,7 +58,7 @@ class Doctored(Supervisor):
 
 
 @pytest.fixture
-def made(workspace: Workspace, connection: sqlite3.Connection) -> Doctored:
+def supervisor(workspace: Workspace, connection: sqlite3.Connection) -> Doctored:
     context = AgentContext.of(
         connection, workspace, wake=lambda: None, now=lambda: NOW, monotonic=lambda: supervisor.clock
     )
@@ -66,25 +66,25 @@ def made(workspace: Workspace, connection: sqlite3.Connection) -> Doctored:
     return supervisor
 
 
-def begin_one(made: Supervisor, run: Run, now: float = NOW) -> LiveAttempt:
+def begin_one(supervisor: Supervisor, run: Run, now: float = NOW) -> LiveAttempt:
     """Let the supervisor watch an attempt of a queued run."""
-    connection, launch = made.context.connection, Launch(("x",), {}, "/", 1.0)
+    connection, launch = supervisor.context.connection, Launch(("x",), {}, "/", 1.0)
     with transaction(connection):
         repository.insert_attempt(connection, run, number=1, gpus=(), launch=launch, now=now)
         repository.move(connection, run, RunState.STARTING, cause="test", now=now)
     live = LiveAttempt(attempt_of(connection), ExecutorProcess(None, Path()), RESOLVED)
-    made.attempts[run.run_id] = live
+    supervisor.attempts[run.run_id] = live
     return live
 
 
-def end_one(made: Supervisor, run: Run, *, code: int | None, intent: str | None = None, **record: Any) -> Path:
+def end_one(supervisor: Supervisor, run: Run, *, code: int | None, intent: str | None = None, **record: Any) -> Path:
     """Let the supervisor watch an attempt whose command has ended, if need be after ann's stop; its folder."""
-    begin_one(made, run)
+    begin_one(supervisor, run)
     if intent is not None:
-        with transaction(made.context.connection) as connection:
-            made.note_stop(run_of(connection), intent=intent, actor="ann", at_once=False)
+        with transaction(supervisor.context.connection) as connection:
+            supervisor.note_stop(run_of(connection), intent=intent, actor="ann", at_once=False)
         record["stop_requested"] = True
-    folder = made.context.workspace.run_dir(run.run_id) / "attempts/1"
+    folder = supervisor.context.workspace.run_dir(run.run_id) / "attempts/1"
     folder.mkdir(parents=True)
     if code is not None:
         (folder / "started.json").write_text(json.dumps({"at": NOW}))
@@ -93,85 +93,85 @@ def end_one(made: Supervisor, run: Run, *, code: int | None, intent: str | None 
 
 
 def test_a_run_whose_specification_is_damaged_is_given_up_with_the_reason(
-    workspace: Workspace, connection: sqlite3.Connection, made: Doctored
+    workspace: Workspace, connection: sqlite3.Connection, supervisor: Doctored
 ) -> None:
     add_run(connection, workspace=workspace)
     (workspace.run_dir("a-1") / SPEC_FILE).write_text("{")
-    made.turn()
+    supervisor.turn()
     assert run_of(connection).state is RunState.FAILED
     assert "cannot start: cannot read" in read_events(connection)[-1].message
 
 
 def test_what_nobody_foresaw_in_one_run_is_told_once_and_left_alone_for_a_while(
-    connection: sqlite3.Connection, made: Doctored
+    connection: sqlite3.Connection, supervisor: Doctored
 ) -> None:
-    made.problem = ValueError("an odd file")
+    supervisor.problem = ValueError("an odd file")
     record = Attempt("a-1", 1, "running", {}, (), {}, 0.0, 0.0)
-    made.attempts["a-1"] = LiveAttempt(record, ExecutorProcess(None, Path()), RESOLVED)
+    supervisor.attempts["a-1"] = LiveAttempt(record, ExecutorProcess(None, Path()), RESOLVED)
     for _ in range(3):
-        made.turn()
+        supervisor.turn()
     (event,) = read_events(connection)
     assert "an odd file" in event.message
-    assert made.looks == 1
-    made.clock += RUN_REST_SECONDS + 1
-    made.turn()
-    assert made.looks == 2 and len(read_events(connection)) == 1
-    made.problem = sqlite3.OperationalError("database or disk is full")
-    made.clock += RUN_REST_SECONDS + 1
-    made.turn()
-    assert made.barrier.unwritable == "database or disk is full"
+    assert supervisor.looks == 1
+    supervisor.clock += RUN_REST_SECONDS + 1
+    supervisor.turn()
+    assert supervisor.looks == 2 and len(read_events(connection)) == 1
+    supervisor.problem = sqlite3.OperationalError("database or disk is full")
+    supervisor.clock += RUN_REST_SECONDS + 1
+    supervisor.turn()
+    assert supervisor.barrier.unwritable == "database or disk is full"
 
 
 def test_checkpoints_that_cannot_be_reached_do_not_keep_a_run_from_ending(
     workspace: Workspace,
     connection: sqlite3.Connection,
-    made: Doctored,
+    supervisor: Doctored,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     over = threading.Event()
     monkeypatch.setattr(checkpoint_survey, "surveyed", lambda *_: over.wait(60) and ())
     spec = replace(SPEC, checkpoints=CheckpointSpec("/dead/checkpoints", "*.pt", ()))
-    folder = end_one(made, add_run(connection, spec=spec, workspace=workspace), code=1)
+    folder = end_one(supervisor, add_run(connection, spec=spec, workspace=workspace), code=1)
     (folder / "output.log").write_text("ValueError: odd\n")
-    made.turn()
-    assert isinstance(made.attempts["a-1"].phase, Postmortem)
-    made.turn()
+    supervisor.turn()
+    assert isinstance(supervisor.attempts["a-1"].phase, Postmortem)
+    supervisor.turn()
     assert run_of(connection).state is RunState.STARTING and run_of(connection).waiting_for is None
-    made.clock += LATE_SECONDS + 1
+    supervisor.clock += LATE_SECONDS + 1
     caplog.clear()
     for _ in range(2):
-        made.turn()
+        supervisor.turn()
     run = run_of(connection)
     assert run.waiting_for is not None and len(caplog.records) == 1
     # The command has ended, so that its time does not count on.
     assert run.trained_seconds(NOW + 100) == 0.0
-    made.clock += EXAMINE_SECONDS + 1
-    wait_until(lambda: made.turn() or not made.attempts, what="the end")
+    supervisor.clock += EXAMINE_SECONDS + 1
+    wait_until(lambda: supervisor.turn() or not supervisor.attempts, what="the end")
     assert connection.execute("SELECT kind FROM incidents").fetchone() is not None
     assert not over.is_set()
     over.set()
 
 
 def test_ends_are_stepped_in_turn_where_one_step_spends_the_turn(
-    connection: sqlite3.Connection, made: Doctored, monkeypatch: pytest.MonkeyPatch
+    connection: sqlite3.Connection, supervisor: Doctored, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stepped: list[str] = []
     for run_id in ("a-1", "b-1", "c-1"):
         record = Attempt(run_id, 1, "running", {}, (), {}, 0.0, 0.0)
-        made.attempts[run_id] = LiveAttempt(record, ExecutorProcess(None, Path()), RESOLVED, phase=Sweeping())
-    monkeypatch.setattr(type(made), "_adopt_attempts", lambda _: None)
-    monkeypatch.setattr(type(made), "step", lambda _, live, __: stepped.append(live.record.run_id))
-    monkeypatch.setattr(type(made.context.turn), "is_spent", lambda _: True)
+        supervisor.attempts[run_id] = LiveAttempt(record, ExecutorProcess(None, Path()), RESOLVED, phase=Sweeping())
+    monkeypatch.setattr(type(supervisor), "_adopt_attempts", lambda _: None)
+    monkeypatch.setattr(type(supervisor), "step", lambda _, live, __: stepped.append(live.record.run_id))
+    monkeypatch.setattr(type(supervisor.context.turn), "is_spent", lambda _: True)
     for _ in range(6):
-        made.notice_ends()
+        supervisor.notice_ends()
     assert stepped == ["a-1", "b-1", "c-1"] * 2
 
 
 def test_a_run_ends_whatever_its_logs_hold(
     workspace: Workspace,
     connection: sqlite3.Connection,
-    made: Doctored,
+    supervisor: Doctored,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its end is then concluded from its exit alone."""
@@ -183,18 +183,18 @@ def test_a_run_ends_whatever_its_logs_hold(
         return real(folder, **others)
 
     monkeypatch.setattr(execution, "collect", collect)
-    end_one(made, add_run(connection, workspace=workspace), code=3)
-    wait_until(lambda: made.notice_ends() or not made.attempts, what="the end")
+    end_one(supervisor, add_run(connection, workspace=workspace), code=3)
+    wait_until(lambda: supervisor.notice_ends() or not supervisor.attempts, what="the end")
     assert connection.execute("SELECT kind FROM incidents").fetchall() == [("nonzero_exit",)]
 
 
 @pytest.mark.parametrize("code", [0, 1])
 def test_a_run_ends_when_its_last_command_exited_and_not_when_that_was_examined(
-    workspace: Workspace, connection: sqlite3.Connection, made: Doctored, code: int
+    workspace: Workspace, connection: sqlite3.Connection, supervisor: Doctored, code: int
 ) -> None:
-    folder = end_one(made, add_run(connection, workspace=workspace), code=code)
+    folder = end_one(supervisor, add_run(connection, workspace=workspace), code=code)
     (folder / "exit.json").write_text(json.dumps({"code": code, "signal": None, "ended_at": NOW - 40}))
-    wait_until(lambda: made.notice_ends() or not made.attempts, what="the end")
+    wait_until(lambda: supervisor.notice_ends() or not supervisor.attempts, what="the end")
     run = run_of(connection)
     assert run.state.is_over and run.ended_at == attempt_of(connection).ended_at == NOW - 40
 
@@ -213,11 +213,11 @@ def test_moves_are_recorded_in_the_order_in_which_they_were_made(
 
 @pytest.mark.parametrize("sign", ["log", "line", "sample", "process"])
 def test_an_attempt_without_a_record_ended_at_its_last_sign_of_life(
-    workspace: Workspace, connection: sqlite3.Connection, made: Doctored, sign: str
+    workspace: Workspace, connection: sqlite3.Connection, supervisor: Doctored, sign: str
 ) -> None:
     """After a night without power, the agent finds what ran in the evening."""
     begun_at, seen_at = NOW - 40_000.0, NOW - 39_000.0
-    live = begin_one(made, add_run(connection, workspace=workspace), begun_at)
+    live = begin_one(supervisor, add_run(connection, workspace=workspace), begun_at)
     repository.set_attempt_started(connection, "a-1", 1, begun_at)
     live.record = attempt_of(connection)
     output = workspace.run_dir("a-1") / "attempts/1/nodes/0/output.log"
@@ -236,14 +236,14 @@ def test_an_attempt_without_a_record_ended_at_its_last_sign_of_life(
         connection.executemany("INSERT INTO host_samples (at) VALUES (?)", [(seen_at,), (NOW - 5,)])
     else:
         live.seen_at = seen_at
-    wait_until(lambda: made.notice_ends() or not made.attempts, what="the end")
+    wait_until(lambda: supervisor.notice_ends() or not supervisor.attempts, what="the end")
     assert attempt_of(connection).ended_at == seen_at
 
 
 def test_a_run_that_goes_on_after_a_retry_says_so_once_and_what_differs(
-    workspace: Workspace, connection: sqlite3.Connection, made: Doctored
+    workspace: Workspace, connection: sqlite3.Connection, supervisor: Doctored
 ) -> None:
-    context, launch = made.context, Launch(("x",), {}, "/", 1.0)
+    context, launch = supervisor.context, Launch(("x",), {}, "/", 1.0)
     run = replace(add_run(connection, workspace=workspace, now=NOW - 9), params={"batch_size": 128, "lr": 0.1})
     with transaction(connection):
         repository.insert_attempt(connection, run, number=1, gpus=(), launch=launch, now=NOW - 9)
@@ -265,20 +265,20 @@ def test_a_run_that_goes_on_after_a_retry_says_so_once_and_what_differs(
 
 
 def test_a_restart_of_an_active_run_is_by_the_person_who_asked_for_it(
-    workspace: Workspace, connection: sqlite3.Connection, made: Doctored
+    workspace: Workspace, connection: sqlite3.Connection, supervisor: Doctored
 ) -> None:
-    end_one(made, add_run(connection, workspace=workspace), code=0, intent="restart")
-    wait_until(lambda: made.notice_ends() or not made.attempts, what="the end")
+    end_one(supervisor, add_run(connection, workspace=workspace), code=0, intent="restart")
+    wait_until(lambda: supervisor.notice_ends() or not supervisor.attempts, what="the end")
     assert run_of(connection).state is RunState.QUEUED
     last = read_transitions(connection, "a-1")[-1]
     assert (last.cause, last.actor) == ("restart", "ann")
 
 
 def test_a_stop_that_its_target_never_answered_says_what_may_still_run(
-    workspace: Workspace, connection: sqlite3.Connection, made: Doctored
+    workspace: Workspace, connection: sqlite3.Connection, supervisor: Doctored
 ) -> None:
     run = add_run(connection, workspace=workspace)
-    end_one(made, run, code=None, intent="stop", target="lab", given_up="no route", job="7")
-    wait_until(lambda: made.notice_ends() or not made.attempts, what="the end")
+    end_one(supervisor, run, code=None, intent="stop", target="lab", given_up="no route", job="7")
+    wait_until(lambda: supervisor.notice_ends() or not supervisor.attempts, what="the end")
     ended = run_of(connection)
     assert ended.state is RunState.STOPPED and mentions(ended.reason or "", "given up", "no route", "job 7")

@@ -78,9 +78,9 @@ class _NoOutbox(Outbox):
 
 @pytest.fixture
 def home(workspace: Workspace) -> Iterator[NewsHome]:
-    with closing(NewsHome(workspace)) as made:
-        made.tells(f"{{to: tell, events: [{', '.join(EVENTS)}], min_severity: info}}")
-        yield made
+    with closing(NewsHome(workspace)) as home:
+        home.tells(f"{{to: tell, events: [{', '.join(EVENTS)}], min_severity: info}}")
+        yield home
 
 
 @pytest.mark.parametrize(

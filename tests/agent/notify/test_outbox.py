@@ -78,9 +78,9 @@ class OutboxHome(Home):
 
 @pytest.fixture
 def home(workspace: Workspace, tmp_path: Path) -> Iterator[OutboxHome]:
-    with closing(OutboxHome(workspace, tmp_path)) as made:
-        made.put("vit-3 failed")
-        yield made
+    with closing(OutboxHome(workspace, tmp_path)) as home:
+        home.put("vit-3 failed")
+        yield home
 
 
 def test_a_message_is_sent_once_and_that_is_an_event(home: OutboxHome) -> None:

@@ -36,9 +36,9 @@ def machine(machine: Machine) -> Machine:
 class Recording:
     """A recorder with an endpoint and a file of samples."""
 
-    def __init__(self, machine: Machine, name: str, *words: str) -> None:
+    def __init__(self, machine: Machine, name: str, *arguments: str) -> None:
         self.file = machine.folder / f"{name}.ndjson"
-        options = ("--prometheus", "127.0.0.1:0", "--output", str(self.file), "--interval", "0.2", *words)
+        options = ("--prometheus", "127.0.0.1:0", "--output", str(self.file), "--interval", "0.2", *arguments)
         self.process: subprocess.Popen[str] = machine.start("--record", *options)
         assert self.process.stderr is not None
         address = re.search(r"http://\S+", self.process.stderr.readline())

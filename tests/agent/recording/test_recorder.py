@@ -80,7 +80,7 @@ def test_a_process_of_ours_is_told_by_its_mark(
         ours = GpuProcess(child.pid, 5 << 30, start_ticks=stat.start_ticks)
         other_start = replace(ours, start_ticks=stat.start_ticks + 1)
         elsewhere = replace(ours, start_ticks=None)
-        assert [recorder.owner(one) for one in (ours, other_start, elsewhere)] == [
+        assert [recorder.owner(process) for process in (ours, other_start, elsewhere)] == [
             ("demo-1", 3, None, None),
             None,
             None,

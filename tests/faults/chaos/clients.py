@@ -48,10 +48,10 @@ class Clients:
         """Return whether a command about runs of these names has not been answered."""
         return any({word.rpartition("-")[0] or word for word in words} & names for words, _, _ in self._sent)
 
-    def send(self, *words: str, then: Done = lambda _: None) -> None:
+    def send(self, *arguments: str, then: Done = lambda _: None) -> None:
         """Begin a command; ``then`` gets how it ended, in the thread that calls `turn`."""
-        future = self._pool.submit(self.machine.call, *words, timeout=CLIENT_SECONDS)
-        self._sent.append((words, future, then))
+        future = self._pool.submit(self.machine.call, *arguments, timeout=CLIENT_SECONDS)
+        self._sent.append((arguments, future, then))
 
     def turn(self) -> None:
         """Take the answers that have come. Raises AssertionError where one is a traceback."""

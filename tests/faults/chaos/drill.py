@@ -169,8 +169,8 @@ class Chaos:
 
     def wait(self, seconds: float) -> None:
         """Let time pass, and undo what was done for a while when its time has come."""
-        until = time.monotonic() + seconds
-        while time.monotonic() < until:
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
             self.victims.turn()
             if self.disk is not None:
                 self.disk.turn()

@@ -142,8 +142,8 @@ class StudyChaos:
 
     def wait(self, seconds: float) -> None:
         """Let time pass, look at all trials, and start an agent when its time has come."""
-        until = time.monotonic() + seconds
-        while time.monotonic() < until:
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
             self.observe()
             if self._agent_at is not None and time.monotonic() >= self._agent_at:
                 if self.machine.agent() is None:
@@ -212,7 +212,7 @@ class StudyChaos:
             assert verdict in VERDICTS, f"{study} trial {number} is {verdict}: {why}"
             if verdict == "complete":
                 assert abs(value - quality - 1 / self.steps) < 1e-9, f"{study} trial {number}: {value} at {quality}"
-            for _, rung, step, reached in (one for one in rungs if one[0] == number):
+            for _, rung, step, reached in (rung for rung in rungs if rung[0] == number):
                 assert abs(reached - quality - 1 / (step + 1)) < 1e-9, f"{study} trial {number}, rung {rung}: {reached}"
                 self.checked["values at rungs"] += 1
             ((used,),) = self.machine.rows("SELECT params FROM runs WHERE run_id = ?", run_id)

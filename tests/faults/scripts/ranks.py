@@ -24,7 +24,7 @@ begin = int(pathlib.Path(resume).stem.split("_")[1]) if resume else 0
 
 def meet(step):
     (meeting / f"{step}.{rank}").touch()
-    while not all((meeting / f"{step}.{other}").exists() for other in range(size)):
+    while not all((meeting / f"{step}.{rank}").exists() for rank in range(size)):
         time.sleep(0.02)
 
 

@@ -79,5 +79,5 @@ class CurvesHome(MetricsHome):
 
 @pytest.fixture
 def home(tmp_path: Path) -> Iterator[CurvesHome]:
-    with closing(CurvesHome(tmp_path)) as made:
-        yield made
+    with closing(CurvesHome(tmp_path)) as home:
+        yield home

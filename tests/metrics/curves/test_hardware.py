@@ -51,14 +51,14 @@ def test_over_time(busy: CurvesHome) -> None:
     found = by_name(curves)
     load = found["utilization", "GPU-a"]
     assert (load.bins[0].first_x, load.bins[-1].last_x) == (0.0, 999.0)
-    assert sum(each.points for each in load.bins) == pytest.approx(1000, abs=2)
+    assert sum(bucket.points for bucket in load.bins) == pytest.approx(1000, abs=2)
     assert len(load.bins) <= 2 * REQUEST.bins
-    for each in load.bins:
-        assert each.low is not None and each.high is not None
-        assert each.low == pytest.approx(each.first_x / 10) and each.high == pytest.approx(each.last_x / 10)
+    for bucket in load.bins:
+        assert bucket.low is not None and bucket.high is not None
+        assert bucket.low == pytest.approx(bucket.first_x / 10) and bucket.high == pytest.approx(bucket.last_x / 10)
     # Before second 500 the power was not known.
     assert found["power", "GPU-b"].bins[0].first_x >= 498 and found["power", "GPU-b"].last == 302.0
-    assert {each.last for each in found["host_cpu", None].bins} == {25.0}
+    assert {bucket.last for bucket in found["host_cpu", None].bins} == {25.0}
 
 
 def test_over_other_axes(busy: CurvesHome) -> None:
@@ -79,7 +79,7 @@ def test_over_other_axes(busy: CurvesHome) -> None:
 
 def test_a_window(busy: CurvesHome) -> None:
     load = by_name(busy.ask(replace(REQUEST, window=(100.0, 120.0), bins=100)).hardware)["utilization", "GPU-a"]
-    assert [each.last for each in load.bins] == pytest.approx([second / 10 for second in range(100, 121)])
+    assert [bucket.last for bucket in load.bins] == pytest.approx([second / 10 for second in range(100, 121)])
     by_step = by_name(busy.ask(replace(REQUEST, axis="step", window=(100.0, 120.0), bins=100)).hardware)
     assert by_step["utilization", "GPU-a"].bins[0].low == pytest.approx(15.0, abs=0.2)
 
@@ -108,9 +108,11 @@ def test_steps_that_were_done_again_show_the_newest_attempt(busy: CurvesHome) ->
     busy.steps_at(500, 700, 1250.0)
     found = by_name(busy.ask(replace(REQUEST, axis="step")).hardware)
     assert found["utilization", "GPU-a"].bins[-1].last_x <= 500
-    again = [each for each in found["utilization", "GPU-b"].bins if each.first_x >= 510]
-    assert again and all(each.low is not None and each.low > 120 for each in again)
+    again = [bucket for bucket in found["utilization", "GPU-b"].bins if bucket.first_x >= 510]
+    assert again and all(bucket.low is not None and bucket.low > 120 for bucket in again)
     over_time = by_name(busy.ask(REQUEST).hardware)
     # Nobody trained from five seconds before the second attempt on; the GPU that it left tells nothing any more.
     assert over_time["utilization", "GPU-a"].bins[-1].last_x <= 1195
-    assert [each.gap_before for each in over_time["utilization", "GPU-b"].bins if each.first_x >= 1190].count(True) == 1
+    assert [bucket.gap_before for bucket in over_time["utilization", "GPU-b"].bins if bucket.first_x >= 1190].count(
+        True
+    ) == 1

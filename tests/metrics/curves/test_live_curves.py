@@ -22,11 +22,11 @@ LOSS = ChartRequest(("loss",))
 
 def told(bins: Sequence[Bin]) -> tuple[object, ...]:
     """The values of bins together, however they are cut."""
-    lows = [each.low for each in bins if each.low is not None]
-    highs = [each.high for each in bins if each.high is not None]
+    lows = [bucket.low for bucket in bins if bucket.low is not None]
+    highs = [bucket.high for bucket in bins if bucket.high is not None]
     return (
-        sum(each.points for each in bins),
-        sum(each.nan for each in bins),
+        sum(bucket.points for bucket in bins),
+        sum(bucket.nan for bucket in bins),
         min(lows, default=None),
         max(highs, default=None),
         bins[0].first_x if lows else None,
@@ -82,7 +82,9 @@ def test_reduced_or_not_the_curves_say_the_same(home: CurvesHome, monkeypatch: p
         assert plain.frame == data.frame
         for name in request.names:
             one, other = data.curves[name], plain.curves[name]
-            assert [each.attempt for each in one.attempts] == [each.attempt for each in other.attempts], request
+            assert [attempt.attempt for attempt in one.attempts] == [attempt.attempt for attempt in other.attempts], (
+                request
+            )
             assert (one.problem, one.last == one.last and one.last) == (
                 other.problem,
                 other.last == other.last and other.last,
@@ -106,7 +108,7 @@ def test_steps_that_were_done_again(home: CurvesHome) -> None:
     first, second = curve.attempts
     assert told(first.bins) == (5000, 0, 0.0, 4999.0, 0.0, 4999.0)
     assert told(second.bins)[:4] == (1000, 0, -1.0, -1.0)
-    assert next(each.gap_before for each in curve.bins if each.low == -1.0)
+    assert next(bucket.gap_before for bucket in curve.bins if bucket.low == -1.0)
     over_time = loss(home, replace(LOSS, axis="time", bins=100))
     assert over_time.redone == () and told(over_time.bins)[0] == 6000
     trained = loss(home, replace(LOSS, axis="trained", bins=100))
@@ -169,9 +171,9 @@ def test_epochs(home: CurvesHome, whole: bool) -> None:
     data = home.ask(request)
     curve = data.curves["loss"]
     assert data.frame.end == pytest.approx(4.0, abs=0.05)
-    for each in curve.bins:
-        assert each.first is not None
-        assert each.first_x == pytest.approx(each.first / 1000, abs=0.07)
+    for bucket in curve.bins:
+        assert bucket.first is not None
+        assert bucket.first_x == pytest.approx(bucket.first / 1000, abs=0.07)
     narrow = home.ask(replace(request, window=(2.0, 2.5))).curves["loss"]
     assert told(narrow.bins)[2] == pytest.approx(2000, abs=70) and told(narrow.bins)[3] == pytest.approx(2500, abs=70)
 
@@ -212,13 +214,13 @@ def test_a_logarithmic_axis_shows_the_beginning_of_a_long_run(home: CurvesHome) 
     home.steps_at(0, 60_000, 0.0)
     curve = loss(home, replace(LOSS, bins=200, is_log=True))
     assert len(curve.bins) <= 200
-    early = [each for each in curve.bins if each.last_x < 20]
-    assert [each.first_x for each in early[:6]] == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]  # 0 has no place on it
-    assert sum(each.points for each in curve.bins) == 59_999
+    early = [bucket for bucket in curve.bins if bucket.last_x < 20]
+    assert [bucket.first_x for bucket in early[:6]] == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]  # 0 has no place on it
+    assert sum(bucket.points for bucket in curve.bins) == 59_999
     # Behind it a bin is about as long, seen along the axis, as any other.
-    assert all(each.last_x / each.first_x < 1.25 for each in curve.bins if each.first_x > 100)
+    assert all(bucket.last_x / bucket.first_x < 1.25 for bucket in curve.bins if bucket.first_x > 100)
     linear = loss(home, replace(LOSS, bins=200))
-    assert sum(each.last_x < 200 for each in linear.bins) < 3
+    assert sum(bucket.last_x < 200 for bucket in linear.bins) < 3
 
 
 def test_values_of_different_events_are_different_metrics(home: CurvesHome) -> None:

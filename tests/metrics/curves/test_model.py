@@ -13,15 +13,15 @@ from gputui.metrics.draw.envelope import reduce
 
 def test_a_constant_stays_what_it_is_from_the_first_bin_on() -> None:
     smoothed = smooth_bins(reduce([(float(x), 7.0) for x in range(100)], 100), 0.99)
-    assert [each.last for each in smoothed] == pytest.approx([7.0] * 100)
+    assert [bucket.last for bucket in smoothed] == pytest.approx([7.0] * 100)
     exact = smooth_bins(reduce([(float(x), 0.3) for x in range(100)], 100), 0.6)
-    assert {each.last for each in exact} == {0.3}, "no digits of rounding are shown"
+    assert {bucket.last for bucket in exact} == {0.3}, "no digits of rounding are shown"
 
 
 def test_nothing_that_is_not_finite_moves_it() -> None:
     bins = reduce([(0.0, 1.0), (1.0, math.nan), (2.0, math.inf), (3.0, 1.0)], 100)
     smoothed = smooth_bins(bins, 0.9)
-    assert [(each.first_x, each.last) for each in smoothed] == [(0.0, 1.0), (3.0, pytest.approx(1.0))]
+    assert [(bucket.first_x, bucket.last) for bucket in smoothed] == [(0.0, 1.0), (3.0, pytest.approx(1.0))]
 
 
 def test_a_window_shows_a_piece_of_the_average_of_the_whole_run() -> None:

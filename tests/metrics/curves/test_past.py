@@ -38,7 +38,7 @@ def test_a_curve_ends_at_the_moment(resumed: CurvesHome) -> None:
         curve = then.curves["loss"]
         assert end - within <= curve.bins[-1].last_x <= end, (axis, end, within)
         assert curve.last == 450.0, (axis, end, within)
-        assert [each.attempt for each in curve.attempts] == [1] and curve.redone == (), (axis, end, within)
+        assert [attempt.attempt for attempt in curve.attempts] == [1] and curve.redone == (), (axis, end, within)
         assert then.frame.end == curve.bins[-1].last_x, (axis, end, within)
         assert whole.curves["loss"].bins[-1].last_x > curve.bins[-1].last_x, (
             axis,
@@ -53,7 +53,7 @@ def test_what_was_redone_later_had_not_been_then(resumed: CurvesHome) -> None:
     before = cut(whole, extent_of(resumed, BEGAN_AT + 1500, 999)).curves["loss"]
     assert before.redone == () and before.bins[-1].last_x == 999.0
     during = cut(whole, extent_of(resumed, BEGAN_AT + 2100.5, 900)).curves["loss"]
-    assert min(each.first_x for each in during.redone) == 800.0
-    assert max(each.last_x for each in during.redone) == 999.0
+    assert min(bucket.first_x for bucket in during.redone) == 800.0
+    assert max(bucket.last_x for bucket in during.redone) == 999.0
     assert during.bins[-1].last_x == 900.0
-    assert any(each.gap_before for each in during.bins[1:])
+    assert any(bucket.gap_before for bucket in during.bins[1:])

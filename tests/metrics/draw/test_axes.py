@@ -41,8 +41,8 @@ def test_log_ticks(span: tuple[float, float], most: int) -> None:
 
 @example(-1.797693113290062e308, -1.7976931150876916e308)
 @given(st.floats(allow_nan=False, allow_infinity=False), st.floats(allow_nan=False, allow_infinity=False))
-def test_a_scale_holds_what_it_was_made_for(one: float, other: float) -> None:
-    low, high = sorted((one, other))
+def test_a_scale_holds_what_it_was_made_for(first: float, second: float) -> None:
+    low, high = sorted((first, second))
     scale = axes.value_scale(low, high)
     for value in (low, high):
         place = scale.place(value)

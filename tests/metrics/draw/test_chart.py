@@ -50,12 +50,12 @@ def drawn(points: Series, width: int = 40, height: int = 8, kind: str = "linear"
     st.lists(st.floats(-1e9, 1e9), max_size=3),
 )
 def test_every_line_fills_its_width(
-    kind: str, axis_kind: str, one: Series, two: Series, width: int, height: int, marks: list[float]
+    kind: str, axis_kind: str, first: Series, two: Series, width: int, height: int, marks: list[float]
 ) -> None:
     lines = draw_chart(
         Chart(
             [
-                Curve(reduce(one, 2 * max(1, width)), "series.0", "one", 1.5),
+                Curve(reduce(first, 2 * max(1, width)), "series.0", "one", 1.5),
                 Curve(reduce(two, 300), "series.1", "two", math.nan),
             ],
             title="a title",

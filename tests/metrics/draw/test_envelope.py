@@ -24,14 +24,14 @@ def extend(buckets: Buckets, points: Iterable[tuple[float, float]]) -> None:
 
 def check_totals(points: list[tuple[float, float]], bins: list[Bin]) -> None:
     placed = [v for x, v in points if math.isfinite(x)]
-    assert sum(each.points for each in bins) == len(placed)
-    assert sum(each.non_finite for each in bins) == sum(not math.isfinite(v) for v in placed)
-    lows = [each.low for each in bins if each.low is not None]
-    highs = [each.high for each in bins if each.high is not None]
+    assert sum(bucket.points for bucket in bins) == len(placed)
+    assert sum(bucket.non_finite for bucket in bins) == sum(not math.isfinite(v) for v in placed)
+    lows = [bucket.low for bucket in bins if bucket.low is not None]
+    highs = [bucket.high for bucket in bins if bucket.high is not None]
     values = finite(points)
     assert (min(lows, default=None), max(highs, default=None)) == (min(values, default=None), max(values, default=None))
-    for each in bins:
-        assert (each.low is None) == (each.points == each.non_finite)
+    for bucket in bins:
+        assert (bucket.low is None) == (bucket.points == bucket.non_finite)
 
 
 @given(POINTS, st.integers(1, 50))
@@ -88,7 +88,7 @@ def test_what_was_reduced_elsewhere_says_what_its_points_say(
         bins = buckets.bins(1 << 20)
         assert len(bins) <= capacity
         check_totals(points, bins)
-        assert [each.first_x for each in bins] == sorted(each.first_x for each in bins)
+        assert [bucket.first_x for bucket in bins] == sorted(bucket.first_x for bucket in bins)
 
 
 def test_logarithmic_bins_are_fine_where_x_is_small() -> None:
@@ -96,8 +96,8 @@ def test_logarithmic_bins_are_fine_where_x_is_small() -> None:
     extend(buckets, ((float(x), float(x)) for x in range(-5, 100_001)))
     bins = buckets.bins(40)
     assert len(bins) <= 40
-    assert sum(each.points for each in bins) == 100_000
-    assert [each.points for each in bins[:2]] == [1, 1] and bins[0].first_x == 1.0
-    ratios = [each.last_x / each.first_x for each in bins[8:-1]]
+    assert sum(bucket.points for bucket in bins) == 100_000
+    assert [bucket.points for bucket in bins[:2]] == [1, 1] and bins[0].first_x == 1.0
+    ratios = [bucket.last_x / bucket.first_x for bucket in bins[8:-1]]
     assert max(ratios) < 2.0
     assert buckets.bins(40, 50.0, 500.0)[0].first_x <= 50.0

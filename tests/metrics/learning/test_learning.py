@@ -146,15 +146,15 @@ def test_numbers(text: str, value: float | str) -> None:
     assert [record["loss"] for record in wanted] == [value] * 9
 
 
-@table(("words", "name"), [
+@table(("label", "name"), [
     ("loss", "loss"), ("Loss", "loss"), ("Acc@1", "acc@1"), ("lm loss", "lm_loss"), ("L", "L"),
     ("val loss", "val/loss"), ("Validation accuracy", "val/accuracy"), ("train loss", "train/loss"),
     ("Average loss", "loss"), ("train/CrossEntropy", "train/CrossEntropy"),
     ("eval_loss", "eval_loss"), ("valid_0's l2", "valid_0's_l2"), ("improved from", ""), ("loss is", "loss"),
     ("Test Average loss", "test/loss"), ("rollout/ep_rew_mean", "rollout/ep_rew_mean"),
 ])  # fmt: skip
-def test_names(words: str, name: str) -> None:
-    assert normal_name(tuple(words.split())) == name
+def test_names(label: str, name: str) -> None:
+    assert normal_name(tuple(label.split())) == name
 
 
 @table(("name", "expected"), [

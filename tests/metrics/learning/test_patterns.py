@@ -21,8 +21,8 @@ def read(line: str, count: int = 9) -> list[dict[str, float]]:
     pattern = profile_pattern(shape)
     assert pattern is not None
     format_of = OutputPatterns([pattern])
-    parsed = [format_of.parse(each.encode()) for each in text.splitlines()]
-    return [dict(each.values) for each in parsed if isinstance(each, ParsedLine)]
+    parsed = [format_of.parse(line.encode()) for line in text.splitlines()]
+    return [dict(line.values) for line in parsed if isinstance(line, ParsedLine)]
 
 
 @table(

@@ -36,9 +36,9 @@ def stretches(
 @table("noise", [0.0, 0.01, 0.1, 1.0])
 def test_a_plateau_is_told_and_stays_told(noise: float) -> None:
     found = [stretches(lambda _: 2.0, 20_000, noise, seed, every=5) for seed in range(4)]
-    assert all(one and one[0][0] <= 4000 for one in found), "within four times the patience"
-    assert sum(len(one) for one in found) <= 8, "luck is hardly ever taken for an improvement"
-    told = sum(until - since for one in found for since, until in one)
+    assert all(stretches and stretches[0][0] <= 4000 for stretches in found), "within four times the patience"
+    assert sum(len(stretches) for stretches in found) <= 8, "luck is hardly ever taken for an improvement"
+    told = sum(until - since for stretches in found for since, until in stretches)
     assert told > 0.8 * 4 * 20_000
 
 
@@ -55,7 +55,7 @@ def test_the_best_metric_of_a_profile_takes_the_place_of_the_losses() -> None:
             accuracy = step / 20_000 if improves else 0.25
             values = {"loss": 1.0, "val/loss": 1.0, "best": accuracy, "epoch": step / 1000}
             history.add(step, values, float(step))
-        (found,) = (one for one in history.observe(True, RULES) if one.kind == "no_improvement")
+        (found,) = (cause for cause in history.observe(True, RULES) if cause.kind == "no_improvement")
         assert (found.value is not None and found.value > found.limit) is not improves
         assert improves or ("val/acc" in found.text and "0.25" in found.text)
 

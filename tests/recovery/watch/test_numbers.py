@@ -30,7 +30,7 @@ NORMS = [1.0, 1.2, 0.8] * 100
 def test_a_loss_and_its_gradients(make: type[NonFinite] | type[Spike], values: list[float], since: list[int]) -> None:
     detector = make()  # type: ignore[call-arg]
     seen = [found for step, value in enumerate(values) if (found := detector.add(step, value)) is not None]
-    assert [one.since for one in seen] == since
+    assert [stretch.since for stretch in seen] == since
 
 
 @table("nulls, numbers, since", [(49, 0, None), (50, 0, 0), (45, 5, 0), (9, 1, None)])
@@ -42,19 +42,19 @@ def test_nulls_that_stand_for_nan_are_certain_later(nulls: int, numbers: int, si
     assert [found.since for found in seen] == ([] if since is None else [since])
 
 
-@table("own, windows, slow", [
+@table("step_seconds, windows, slow", [
     ({0: 0.5, 1: 0.9, 2: 0.5}, 40, [1]), ({0: 0.5, 1: 0.9}, 2, []), ({0: 0.5, 1: 0.6}, 400, []), ({0: 0.5}, 10, []),
 ])  # fmt: skip
 def test_a_rank_that_is_slow_for_some_windows_is_found_once(
-    own: dict[int, float], windows: int, slow: list[int]
+    step_seconds: dict[int, float], windows: int, slow: list[int]
 ) -> None:
     detector = Straggler()
     seen = [
-        detector.add(rank, step, {"step_time": 1.0, "comm_time": 1.0 - seconds}, len(own))
+        detector.add(rank, step, {"step_time": 1.0, "comm_time": 1.0 - seconds}, len(step_seconds))
         for step in range(windows)
-        for rank, seconds in own.items()
+        for rank, seconds in step_seconds.items()
     ]
-    assert [one.rank for one in seen if one is not None] == slow
+    assert [slow_rank.rank for slow_rank in seen if slow_rank is not None] == slow
 
 
 def samples(held: list[int], *, seconds: float = 60.0, left: int = 8 << 30) -> list[MemorySample]:
@@ -69,10 +69,10 @@ def test_memory_that_grows_evenly_is_told_with_the_time_it_is_full() -> None:
     assert 24 * 60 < leak.full_in_seconds < 26 * 60
 
 
-@table("minutes, found", [(130, True), (40, False)])
-def test_a_leak_that_begins_late_is_found(minutes: int, found: bool) -> None:
+@table("minutes, is_found", [(130, True), (40, False)])
+def test_a_leak_that_begins_late_is_found(minutes: int, is_found: bool) -> None:
     held = [1 << 30] * 200 + [(1 << 30) + (50 << 20) * index for index in range(minutes)]
-    assert (find_leak(samples(held)) is not None) is found
+    assert (find_leak(samples(held)) is not None) is is_found
 
 
 @table("held", [

@@ -62,9 +62,9 @@ def test_a_mistake_names_its_line_and_what_was_meant(
     assert "s3cret" not in str(caught.value)
 
 
-@table("given, seconds", [
+@table("value, seconds", [
     (90, 90.0), ("90", None), ("90 s", 90.0), ("5min", 300.0), ("5 m", 300.0), ("1.5 h", 5400.0), ("2d", 172_800.0),
     ("31 d", None), (-1, None), (True, None), (float("nan"), None), ("", None), (None, None),
 ])  # fmt: skip
-def test_times(given: object, seconds: float | None) -> None:
-    assert parse_seconds(given) == seconds
+def test_times(value: object, seconds: float | None) -> None:
+    assert parse_seconds(value) == seconds

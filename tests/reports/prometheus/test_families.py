@@ -72,7 +72,7 @@ def test_units_are_base_units_labels_say_who_and_what_is_unknown_is_absent(store
     name, rank = "gputui_run_step_age_seconds", {"run": "vit-b16-1", "rank": "0"}
     age = value(text, name, **rank)
     assert age is not None and value(stale, name, **rank) == age + 3600
-    (run,) = [each for each in read_runs(store) if each.run_id == "vit-b16-1"]
+    (run,) = [run for run in read_runs(store) if run.run_id == "vit-b16-1"]
     placements.write(store, run.run_id, run.attempt, PlacementView("running", contact_at=NOW + 60))
     assert value(exposed(store, NOW + 3600), name, **rank) == age + 60
 
@@ -109,7 +109,7 @@ def test_rules_and_dashboard_ask_for_what_there_is_with_the_limits_of_gputui(sto
     names = [f"gputui_{family[1]}" for family in declarations(store, NOW)]
     known = {"gputui_store_readable", *names, *(f"{name}_total" for name in names)}
     panels = json.loads((FOLDER / "dashboard.json").read_text())["panels"]
-    asked = {name for panel in panels for one in panel.get("targets", ()) for name in NAMES.findall(one["expr"])}
+    asked = {name for panel in panels for target in panel.get("targets", ()) for name in NAMES.findall(target["expr"])}
     assert len(asked) > 20 and asked <= known, asked - known
     [group] = yaml.safe_load((FOLDER / "rules.yaml").read_text())["groups"]
     rules = {rule["alert"]: rule for rule in group["rules"]}
@@ -127,7 +127,7 @@ def test_rules_and_dashboard_ask_for_what_there_is_with_the_limits_of_gputui(sto
             [(span, unit)] = re.findall(r"\[(\d+)([smh])\]", rule["expr"])
             assert int(span) * SECONDS[unit] == own.clear_seconds, name
         elif limits:
-            defaults = {each.name: each.default for each in own.thresholds}
+            defaults = {threshold.name: threshold.default for threshold in own.thresholds}
             assert numbers == {round(defaults[key] * unit, 9) for key, unit in limits.items()}, name
 
 

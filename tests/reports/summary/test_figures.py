@@ -69,8 +69,8 @@ def test_steps_that_were_done_again_are_not_learned_from_twice() -> None:
     rows[2].data["loss"] = "Infinity"  # type: ignore[index]
     rows += lines(2, 2, {"loss": 2.0, "epoch": 1}, {"loss": 1.0, "epoch": 1})
     found = measure(rows, [attempt(1, 0), attempt(2, 2)], nothing_expected, USUAL_ROLES)
-    assert [(one.epoch, one.loss) for one in found.epochs] == [(0, 3.5), (1, 1.5)]
-    assert [(one.name, one.value, one.step) for one in found.best] == [("loss", 1.0, 3)]
+    assert [(epoch.epoch, epoch.loss) for epoch in found.epochs] == [(0, 3.5), (1, 1.5)]
+    assert [(best.name, best.value, best.step) for best in found.best] == [("loss", 1.0, 3)]
 
 
 def test_shares_are_of_the_time_and_throughput_counts_as_long_as_it_held() -> None:
@@ -216,10 +216,12 @@ def test_gate() -> None:
         ("parallel_efficiency", facts(), 0.75, "fail", 75.0),
         ("parallel_efficiency", facts(), None, "skip", None),
     ]:
-        [verdict] = [one for one in judge(run, efficiency, {}) if one.gate == gate]
+        [verdict] = [gate_verdict for gate_verdict in judge(run, efficiency, {}) if gate_verdict.gate == gate]
         assert verdict.outcome == outcome and verdict.text, (gate, run, efficiency, outcome, figure)
         assert verdict.figure == (None if figure is None else pytest.approx(figure)), gate
-        assert {one.outcome for one in judge(run, efficiency, {}) if one.gate != gate} == {"skip"}, gate
+        assert {gate_verdict.outcome for gate_verdict in judge(run, efficiency, {}) if gate_verdict.gate != gate} == {
+            "skip"
+        }, gate
 
 
 def test_the_validation_gap_names_what_it_is_a_share_of() -> None:
@@ -227,10 +229,16 @@ def test_the_validation_gap_names_what_it_is_a_share_of() -> None:
         run = replace(
             gap(1.3, 1.0), measured=replace(gap(1.3, 1.0).measured, epochs=epochs(first_loss).measured.epochs)
         )
-        assert f" {base}, " in next(one.text for one in judge(run, None, {}) if one.gate == "validation_gap")
+        assert f" {base}, " in next(
+            gate_verdict.text for gate_verdict in judge(run, None, {}) if gate_verdict.gate == "validation_gap"
+        )
 
 
 def test_a_profile_has_thresholds_of_its_own_and_the_option_wins() -> None:
     run = replace(used(80.0), thresholds={"gpu_utilization": 75.0})
-    assert {one.gate: one.outcome for one in judge(run, None, {})}["gpu_utilization"] == "pass"
-    assert {one.gate: one.outcome for one in judge(run, None, {"gpu_utilization": 81.0})}["gpu_utilization"] == "fail"
+    assert {gate_verdict.gate: gate_verdict.outcome for gate_verdict in judge(run, None, {})}[
+        "gpu_utilization"
+    ] == "pass"
+    assert {gate_verdict.gate: gate_verdict.outcome for gate_verdict in judge(run, None, {"gpu_utilization": 81.0})}[
+        "gpu_utilization"
+    ] == "fail"

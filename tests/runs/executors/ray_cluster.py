@@ -82,7 +82,9 @@ class RayCluster:
             self.head.wait()
         # Its parts leave its process tree; all of them have its folder on their command line.
         everyone = psutil.process_iter(["cmdline"])
-        _kill(one for one in everyone if any(str(self.folder) in word for word in one.info["cmdline"] or ()))
+        _kill(
+            process for process in everyone if any(str(self.folder) in word for word in process.info["cmdline"] or ())
+        )
         shutil.rmtree(self.folder, ignore_errors=True)
 
 

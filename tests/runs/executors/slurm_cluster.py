@@ -153,12 +153,12 @@ class SlurmCluster:
 def free_ports(count: int) -> list[int]:
     held = [socket.socket() for _ in range(count)]
     try:
-        for one in held:
-            one.bind(("127.0.0.1", 0))
-        return [int(one.getsockname()[1]) for one in held]
+        for port in held:
+            port.bind(("127.0.0.1", 0))
+        return [int(port.getsockname()[1]) for port in held]
     finally:
-        for one in held:
-            one.close()
+        for port in held:
+            port.close()
 
 
 def missing() -> str | None:

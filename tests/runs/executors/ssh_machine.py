@@ -60,8 +60,8 @@ class RemoteMachine:
         )  # fmt: skip
         wait_until(lambda: self.call("true") == 0, WAIT_SECONDS, "sshd")
 
-    def call(self, *words: str) -> int:
-        argv = ["ssh", "-F", str(self.config), "-o", "BatchMode=yes", "-o", "ControlPath=none", "kepler", *words]
+    def call(self, *arguments: str) -> int:
+        argv = ["ssh", "-F", str(self.config), "-o", "BatchMode=yes", "-o", "ControlPath=none", "kepler", *arguments]
         return subprocess.run(argv, capture_output=True, timeout=20, check=False).returncode
 
     def stop(self) -> None:

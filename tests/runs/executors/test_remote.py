@@ -24,7 +24,7 @@ from gputui.runs.executors.remote_runner import PROGRAM_MAIN, zipapp
 from tests.tables import table
 
 
-class There:
+class RemoteFolder:
     """A run's folder there; hours are those of its clock."""
 
     def __init__(self, root: Path) -> None:
@@ -58,8 +58,8 @@ def of(attempt: int, *, until: float | None = None, failed: bool = False) -> dic
 
 
 @pytest.fixture
-def there(tmp_path: Path) -> There:
-    made = There(tmp_path)
+def remote_folder(tmp_path: Path) -> RemoteFolder:
+    made = RemoteFolder(tmp_path)
     made.attempt(1, 1.0, 3.0)
     made.attempt(2, 4.0, 6.0)
     for name, at in (("other.pt", 0.5), ("step_10.pt", 1.5), ("step_20.pt", 2.5), ("between.pt", 3.5)):
@@ -67,41 +67,41 @@ def there(tmp_path: Path) -> There:
     return made
 
 
-def test_only_what_its_course_wrote_is_taken(there: There) -> None:
-    assert there.found(of(1), of(2)) == "step_20.pt"
-    assert there.found(of(2)) is None
-    there.save("step_30.pt", 5.0)
-    assert there.found(of(1), of(2)) == "step_30.pt"
-    assert there.found() is None and there.found(of(7)) is None
+def test_only_what_its_course_wrote_is_taken(remote_folder: RemoteFolder) -> None:
+    assert remote_folder.found(of(1), of(2)) == "step_20.pt"
+    assert remote_folder.found(of(2)) is None
+    remote_folder.save("step_30.pt", 5.0)
+    assert remote_folder.found(of(1), of(2)) == "step_30.pt"
+    assert remote_folder.found() is None and remote_folder.found(of(7)) is None
 
 
-def test_what_was_written_after_numbers_went_wrong_is_not(there: There) -> None:
-    assert there.found(of(1, until=2.0)) == "step_10.pt"
-    assert there.found(of(1, until=1.0)) is None
+def test_what_was_written_after_numbers_went_wrong_is_not(remote_folder: RemoteFolder) -> None:
+    assert remote_folder.found(of(1, until=2.0)) == "step_10.pt"
+    assert remote_folder.found(of(1, until=1.0)) is None
 
 
-def test_one_that_could_not_be_begun_from_is_tried_after_those_before(there: There) -> None:
-    there.attempt(3, 7.0, 7.1, "step_20.pt")
-    assert there.found(of(1), of(3)) == "step_20.pt"
-    assert there.found(of(1), of(3, failed=True)) == "step_10.pt"
-    (there.checkpoints / "step_10.pt").unlink()
-    assert there.found(of(1), of(3, failed=True)) == "step_20.pt"
+def test_one_that_could_not_be_begun_from_is_tried_after_those_before(remote_folder: RemoteFolder) -> None:
+    remote_folder.attempt(3, 7.0, 7.1, "step_20.pt")
+    assert remote_folder.found(of(1), of(3)) == "step_20.pt"
+    assert remote_folder.found(of(1), of(3, failed=True)) == "step_10.pt"
+    (remote_folder.checkpoints / "step_10.pt").unlink()
+    assert remote_folder.found(of(1), of(3, failed=True)) == "step_20.pt"
 
 
 @pytest.mark.parametrize(
     ("index_at", "shard_at", "expected"), [(5.2, 5.1, "latest.pt"), (5.0, 5.1, "step_20.pt"), (None, 5.1, "step_20.pt")]
 )
 def test_a_distributed_checkpoint_whose_save_was_cut_short_is_not_taken(
-    there: There, index_at: float | None, shard_at: float, expected: str
+    remote_folder: RemoteFolder, index_at: float | None, shard_at: float, expected: str
 ) -> None:
-    folder = there.checkpoints / "latest.pt"
+    folder = remote_folder.checkpoints / "latest.pt"
     folder.mkdir()
     for name, at in (("__0_0.distcp", shard_at), (".metadata", index_at)):
         if at is not None:
             (folder / name).write_text("w")
             os.utime(folder / name, (at * 3600,) * 2)
     os.utime(folder, (5.1 * 3600,) * 2)
-    assert there.found(of(1), of(2)) == expected
+    assert remote_folder.found(of(1), of(2)) == expected
 
 
 def saved_by_zip(method: int = zipfile.ZIP_STORED) -> bytes:
@@ -149,13 +149,13 @@ def test_both_sides_judge_a_checkpoint_alike(files: dict[str, bytes], verdict: s
 
 @table("newest, expected", [(DAMAGED, "step_20.pt"), (b"\x80\x02", "step_20.pt"), (WHOLE, "latest.pt")])
 def test_one_that_can_be_checked_comes_before_a_newer_one_that_cannot(
-    there: There, newest: bytes, expected: str
+    remote_folder: RemoteFolder, newest: bytes, expected: str
 ) -> None:
-    (there.checkpoints / "latest.pt").write_bytes(newest)
-    os.utime(there.checkpoints / "latest.pt", (5.1 * 3600,) * 2)
-    assert there.found(of(1), of(2)) == expected
+    (remote_folder.checkpoints / "latest.pt").write_bytes(newest)
+    os.utime(remote_folder.checkpoints / "latest.pt", (5.1 * 3600,) * 2)
+    assert remote_folder.found(of(1), of(2)) == expected
     if newest == b"\x80\x02":
-        assert there.found(of(2)) == "latest.pt"
+        assert remote_folder.found(of(2)) == "latest.pt"
 
 
 @table("known, most_bytes, sent, is_partial", [
@@ -164,15 +164,15 @@ def test_one_that_can_be_checked_comes_before_a_newer_one_that_cannot(
     ({"m.jsonl": 10, "n.log": 10}, 9, {}, False), ({"m.jsonl": 12, "n.log": 10}, 9, {"m.jsonl": b"012345678"}, True),
 ])  # fmt: skip
 def test_a_report_says_whether_it_has_all_metrics(
-    there: There, known: dict[str, int], most_bytes: int, sent: dict[str, bytes], is_partial: bool
+    remote_folder: RemoteFolder, known: dict[str, int], most_bytes: int, sent: dict[str, bytes], is_partial: bool
 ) -> None:
-    (there.root / "m.jsonl").write_bytes(b"0123456789")
-    logs = there.folder(2).parent / "nodes"
+    (remote_folder.root / "m.jsonl").write_bytes(b"0123456789")
+    logs = remote_folder.folder(2).parent / "nodes"
     logs.mkdir(exist_ok=True)
     (logs / "n.log").write_bytes(b"abcdefghij")
-    names = {"m.jsonl": "m.jsonl", "n.log": str((logs / "n.log").relative_to(there.root))}
+    names = {"m.jsonl": "m.jsonl", "n.log": str((logs / "n.log").relative_to(remote_folder.root))}
     request = {"metrics": ["*.jsonl"], "cuts": {}, "known": {names[name]: count for name, count in known.items()}}
-    found = remote.report(there.folder(2), request, most_bytes)
+    found = remote.report(remote_folder.folder(2), request, most_bytes)
     assert {name: base64.b64decode(part["data"]) for name, part in found["grown"].items()} == {
         names[name]: data for name, data in sent.items()
     }

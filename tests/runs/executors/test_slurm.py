@@ -159,7 +159,7 @@ def test_the_trials_of_a_grid_are_jobs_beside_each_other(slurm: SlurmHome) -> No
         slurm.finish(run_id)
     wait_until(lambda: slurm.machine.json("study", "show")["state"] == "finished", WAIT_SECONDS, "the study's end")
     found = slurm.machine.json("study", "show")
-    assert [one["state"] for one in found["trials"]] == ["complete"] * 2 and found["target"] == "lab"
+    assert [trial["state"] for trial in found["trials"]] == ["complete"] * 2 and found["target"] == "lab"
     assert all(len(slurm.submitted(run_id)) == 1 for run_id in runs)
 
 
@@ -267,12 +267,12 @@ def test_what_a_check_cannot_read_is_a_failed_line(tmp_path: Path, monkeypatch: 
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{PATH}")
     for survey in (SlurmExecutor().survey, SshExecutor().survey):
-        assert [each.status for each in survey({"host": "k", "setup": ["echo Welcome"]})][-1] == "fail"
-    assert [each.status for each in SlurmExecutor().survey({})][-1] == "fail"
+        assert [check.status for check in survey({"host": "k", "setup": ["echo Welcome"]})][-1] == "fail"
+    assert [check.status for check in SlurmExecutor().survey({})][-1] == "fail"
 
 
 def test_an_interpreter_that_does_not_exist_is_a_line_of_the_check_and_no_fault_of_the_cluster() -> None:
-    found = {each.name: each for each in environment_there(TargetShell(), {"python": "/nope/python"})}
+    found = {check.name: check for check in environment_there(TargetShell(), {"python": "/nope/python"})}
     assert found["python"].status == "fail" and "/nope/python" in found["python"].detail
     assert found["torch"].status == "warn"
 

@@ -119,7 +119,7 @@ def test_ranks_on_two_nodes_meet_and_a_stop_saves(lab: Lab) -> None:
     run_id = lab.launch()
     lab.wait_for_step(run_id, 10)
     assert lab.wait_for_place(run_id, "running")["nodes"] == ["n[0-1]"]
-    (gpus,) = [each for each in SlurmExecutor().survey({"kind": "slurm"}) if each.name == "gpus"]
+    (gpus,) = [check for check in SlurmExecutor().survey({"kind": "slurm"}) if check.name == "gpus"]
     assert "4 of 4" in gpus.detail
     for rank in (0, 1):
         assert f"rank {rank} of 2 on n{rank}" in lab.machine.gputui("logs", run_id, "--rank", str(rank))

@@ -136,7 +136,7 @@ def test_a_run_whose_interpreter_does_not_exist_there_is_refused(
     (folder / "attempt.json").write_text(json.dumps(plan))
     assert SshRunner(folder).turn()
     assert "/nope/python" in json.loads((folder / "exit.json").read_text())["error"]
-    (checked,) = [each for each in SshExecutor().survey(target) if each.name == "python"]
+    (checked,) = [check for check in SshExecutor().survey(target) if check.name == "python"]
     assert checked.status == "fail" and "/nope/python" in checked.detail
 
 

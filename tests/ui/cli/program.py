@@ -19,8 +19,8 @@ class Done(NamedTuple):
     stderr: str
 
 
-def call(workspace: Workspace, *words: str, **environ: str) -> Done:
-    argv = ["gputui", "--home", str(workspace.state.parent), *words]
+def call(workspace: Workspace, *arguments: str, **environ: str) -> Done:
+    argv = ["gputui", "--home", str(workspace.state.parent), *arguments]
     with CliRunner().isolation(env=environ) as (out, err, _), patch.object(sys, "argv", argv):
         try:
             entry()
@@ -31,21 +31,21 @@ def call(workspace: Workspace, *words: str, **environ: str) -> Done:
         return Done(code, out.getvalue().decode(), err.getvalue().decode())
 
 
-def said(workspace: Workspace, *words: str, code: int = 0, **environ: str) -> str:
+def said(workspace: Workspace, *arguments: str, code: int = 0, **environ: str) -> str:
     """The output of a command; its errors too, if it fails."""
-    done = call(workspace, *words, **environ)
+    done = call(workspace, *arguments, **environ)
     assert done.code == code, done
     return done.stdout if code == 0 else done.stdout + done.stderr
 
 
-def shape(workspace: Workspace, *words: str, code: int = 0) -> Any:
-    return json.loads(said(workspace, *words, "--json", code=code))
+def shape(workspace: Workspace, *arguments: str, code: int = 0) -> Any:
+    return json.loads(said(workspace, *arguments, "--json", code=code))
 
 
-def refused(workspace: Workspace, *words: str, code: int) -> str:
+def refused(workspace: Workspace, *arguments: str, code: int) -> str:
     """The error of a refused command: every line begins with the program's name, nothing is printed
     beside it."""
-    done = call(workspace, *words)
+    done = call(workspace, *arguments)
     assert (done.code, done.stdout) == (code, ""), done
     assert done.stderr and all(line.startswith("gputui: ") for line in done.stderr.splitlines()), done
     return done.stderr

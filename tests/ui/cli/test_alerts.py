@@ -11,12 +11,12 @@ from tests.texts import mentions
 from tests.ui.cli.program import refused, said
 
 
-def say(machine: Machine, *words: str, code: int = 0) -> str:
-    return said(machine.workspace, "alerts", *words, code=code)
+def say(machine: Machine, *arguments: str, code: int = 0) -> str:
+    return said(machine.workspace, "alerts", *arguments, code=code)
 
 
 def listed(machine: Machine) -> dict[int, dict[str, object]]:
-    return {one["id"]: one for one in json.loads(say(machine, "--json"))}
+    return {alert["id"]: alert for alert in json.loads(say(machine, "--json"))}
 
 
 def fill(machine: Machine) -> None:
@@ -33,7 +33,7 @@ def test_what_lasts_the_severest_first(machine: Machine) -> None:
     assert json.loads(say(machine, "--json")) == []
     fill(machine)
     listed = json.loads(say(machine, "--json"))
-    assert [one["rule"] for one in listed] == ["disk", "gpu_hot"]
+    assert [alert["rule"] for alert in listed] == ["disk", "gpu_hot"]
     assert listed[0]["state"] == "raised" and listed[0]["value"] == 97.0 and listed[0]["acknowledged_at"] is None
     assert mentions(say(machine), "disk", "97 %", f"disk: {RULES['disk'].remedy}")
 
@@ -58,7 +58,7 @@ def test_acknowledging_and_silencing_go_through_the_agent(machine: Machine) -> N
 
 
 def test_the_rules_in_force_and_where_they_come_from(machine: Machine) -> None:
-    rules = {one["id"]: one for one in json.loads(say(machine, "rules", "--json"))}
+    rules = {rule["id"]: rule for rule in json.loads(say(machine, "rules", "--json"))}
     assert list(rules) == list(RULES) and rules["gpu_hot"]["sources"] == {}
     machine.workspace.alerts.write_text("gpu_hot: {above_celsius: 80, for: 2 min}\nshm: off\n")
     profile = machine.profile(
@@ -69,7 +69,7 @@ def test_the_rules_in_force_and_where_they_come_from(machine: Machine) -> None:
     assert mentions(lines["gpu_hot"], RULES["gpu_hot"].thresholds[0].help, "alerts.yaml: above_celsius, for")
     assert "profile: above_milliseconds" in lines["slow_steps"] and " off " in lines["data_wait"]
     assert "alerts.yaml: off" in lines["shm"] and lines["xid"].endswith("standard")
-    shape = {one["id"]: one for one in json.loads(say(machine, "rules", "--json"))}
+    shape = {rule["id"]: rule for rule in json.loads(say(machine, "rules", "--json"))}
     assert shape["gpu_hot"]["thresholds"][0] == {
         "name": "above_celsius", "value": 80.0, "unit": "°C", "meaning": RULES["gpu_hot"].thresholds[0].help,
         "source": "alerts.yaml",

@@ -28,8 +28,8 @@ def no_run_was_made(workspace: Workspace) -> bool:
 
 
 def test_exit_codes_of_the_program_itself(machine: Machine, tmp_path: Path) -> None:
-    def code(home: Path, *words: str) -> int:
-        argv = [sys.executable, "-m", "gputui", "--home", str(home), *words]
+    def code(home: Path, *arguments: str) -> int:
+        argv = [sys.executable, "-m", "gputui", "--home", str(home), *arguments]
         done = subprocess.run(argv, capture_output=True, text=True, check=False)
         assert "Traceback" not in done.stderr and (done.stdout == "") is (done.returncode != 0), done
         return done.returncode
@@ -43,11 +43,11 @@ def test_exit_codes_of_the_program_itself(machine: Machine, tmp_path: Path) -> N
     assert code(tmp_path / "file" / "home", "--record", "--duration", "1") == 3
 
 
-@pytest.mark.parametrize("words", ["help recovery", "--help", "ps --help", "profile list"])
-def test_a_reader_that_leaves_is_no_error(workspace: Workspace, words: str) -> None:
+@pytest.mark.parametrize("command", ["help recovery", "--help", "ps --help", "profile list"])
+def test_a_reader_that_leaves_is_no_error(workspace: Workspace, command: str) -> None:
     reader, writer = os.pipe()
     os.close(reader)
-    argv = [sys.executable, "-m", "gputui", "--home", str(workspace.state.parent), *words.split()]
+    argv = [sys.executable, "-m", "gputui", "--home", str(workspace.state.parent), *command.split()]
     done = subprocess.run(argv, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
     os.close(writer)
     assert (done.returncode, done.stderr) == (0, "")
@@ -75,10 +75,10 @@ def test_each_mistake_of_a_profile_has_its_line(workspace: Workspace, tmp_path: 
     assert mentions(first, "bad.yaml:2", "launchr", "launcher") and mentions(second, "bad.yaml:4", "gpus")
 
 
-@table("words", [("run", "--name"), ("run", "--dry-run", "--name"), ("label", "a-1", "--name")])
-def test_a_name_is_taken_as_it_is_or_refused(workspace: Workspace, words: tuple[str, ...]) -> None:
-    more = ["--", "true"] if words[0] == "run" else []
-    assert mentions(refused(workspace, *words, "vit base (v2)", *more, code=2), "--name", "vit-base-v2")
+@table("arguments", [("run", "--name"), ("run", "--dry-run", "--name"), ("label", "a-1", "--name")])
+def test_a_name_is_taken_as_it_is_or_refused(workspace: Workspace, arguments: tuple[str, ...]) -> None:
+    more = ["--", "true"] if arguments[0] == "run" else []
+    assert mentions(refused(workspace, *arguments, "vit base (v2)", *more, code=2), "--name", "vit-base-v2")
 
 
 def test_what_cannot_run_here_is_refused_before_a_run_is_made(machine: Machine) -> None:
@@ -141,11 +141,13 @@ def recorded(home: Home, workspace: Workspace, tmp_path: Path, monkeypatch: pyte
     return workspace
 
 
-@table(("words", "code", "named"), REFUSED)
-def test_one_line_says_what_is_wrong(recorded: Workspace, words: tuple[str, ...], code: int, named: str) -> None:
+@table(("arguments", "code", "mentioned"), REFUSED)
+def test_one_line_says_what_is_wrong(
+    recorded: Workspace, arguments: tuple[str, ...], code: int, mentioned: str
+) -> None:
     runs = {run["id"] for run in shape(recorded, "ps")}
-    text = refused(recorded, *words, code=code)
-    assert named in text and text.count("\n") == 1
+    text = refused(recorded, *arguments, code=code)
+    assert mentioned in text and text.count("\n") == 1
     assert {run["id"] for run in shape(recorded, "ps")} == runs and read_identity(recorded) is None
 
 
@@ -188,7 +190,7 @@ def test_a_screen_that_would_be_drawn_into_a_file_is_refused(tmp_path: Path) -> 
 
 
 @table(
-    ("words", "named"),
+    ("command", "mentioned"),
     [
         ("init .", "folder"), ("run .", "folder"), ("run --dry-run .", "folder"), ("study run --grid x=1 .", "folder"),
         ("run -- --lr 3", "--lr"), ("init -- --lr 3", "--lr"), ("run ''", "train.py"), ("run -- ''", "train.py"),
@@ -199,11 +201,11 @@ def test_a_screen_that_would_be_drawn_into_a_file_is_refused(tmp_path: Path) -> 
     ],
 )  # fmt: skip
 def test_what_is_no_command_says_what_to_type(
-    workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str, named: str
+    workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, mentioned: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (line,) = refused(workspace, *shlex.split(words), code=2).splitlines()
-    assert named in line
+    (line,) = refused(workspace, *shlex.split(command), code=2).splitlines()
+    assert mentioned in line
     assert not list(tmp_path.glob("*.yaml"))
 
 

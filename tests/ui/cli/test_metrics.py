@@ -32,5 +32,7 @@ def test_files(home: Home, tmp_path: Path) -> None:
         assert "wrote" in said(home.workspace, "metrics", RUN, "loss", "--export", str(tmp_path / f"loss.{ending}"))
     rows = list(csv.DictReader((tmp_path / "loss.csv").open()))
     assert {row["name"] for row in rows} >= {"loss"} and all(float(row["low"]) > 0 for row in rows)
-    words = {each.text for each in ElementTree.parse(tmp_path / "loss.svg").iter() if each.tag.endswith("text")}
+    words = {
+        element.text for element in ElementTree.parse(tmp_path / "loss.svg").iter() if element.tag.endswith("text")
+    }
     assert RUN in words and "↻1" in words

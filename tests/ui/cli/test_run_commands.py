@@ -62,13 +62,13 @@ PLANS = [
 ]
 
 
-@table(("words", "ending"), PLANS)
+@table(("arguments", "ending"), PLANS)
 def test_what_a_command_is(
-    workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], ending: str
+    workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], ending: str
 ) -> None:
     _in_folder(tmp_path, monkeypatch)
     command = next(
-        line for line in said(workspace, "run", "--dry-run", *words).splitlines() if line.startswith("command")
+        line for line in said(workspace, "run", "--dry-run", *arguments).splitlines() if line.startswith("command")
     )
     assert command.endswith(ending), command
 
@@ -90,15 +90,15 @@ def test_a_name_of_both_is_the_profile(workspace: Workspace, tmp_path: Path, mon
 
 
 @table(
-    ("words", "limit"),
+    ("arguments", "limit"),
     [((), "8 h"), (("--time", "90s"), "1 min 30 s"), (("--time", "1d"), "1 d")],
 )
 def test_the_profile_limits_the_time_unless_the_command_does(
-    workspace: Workspace, tmp_path: Path, words: tuple[str, ...], limit: str
+    workspace: Workspace, tmp_path: Path, arguments: tuple[str, ...], limit: str
 ) -> None:
     profile = tmp_path / "night.yaml"
     profile.write_text("command: echo done\ngpus: 0\ntime: 8h\n")
-    lines = said(workspace, "run", "--dry-run", str(profile), *words).splitlines()
+    lines = said(workspace, "run", "--dry-run", str(profile), *arguments).splitlines()
     assert [line.split(maxsplit=2)[2] for line in lines if line.startswith("time limit")] == [limit]
 
 
@@ -109,13 +109,13 @@ ERRORS = [
 ]  # fmt: skip
 
 
-@table(("words", "named"), ERRORS)
+@table(("arguments", "mentioned"), ERRORS)
 def test_what_cannot_be_run(
-    workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], named: str
+    workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], mentioned: str
 ) -> None:
     _in_folder(tmp_path, monkeypatch)
-    text = refused(workspace, "run", "--dry-run", *words, code=2)
-    assert named in text and len(text.splitlines()) == 1
+    text = refused(workspace, "run", "--dry-run", *arguments, code=2)
+    assert mentioned in text and len(text.splitlines()) == 1
 
 
 def test_a_program_that_is_not_there_is_not_launched(machine: Machine) -> None:

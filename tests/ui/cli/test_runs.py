@@ -198,7 +198,7 @@ def test_an_imported_run_has_ended_and_its_metrics(machine: Machine) -> None:
     assert ids == ["x1-1", "a-run_dir-name-1"]
     for run_id, points in zip(ids, ([(1, 0.75)], [(1, 0.5), (2, 0.25)]), strict=True):
         machine.wait_for(run_id, "succeeded")
-        assert [(each["step"], each["value"]) for each in machine.json("metrics", run_id, "loss")] == points
+        assert [(point["step"], point["value"]) for point in machine.json("metrics", run_id, "loss")] == points
     (machine.folder / "none").mkdir()
     machine.gputui("import", str(machine.folder / "none"), code=2)
 

@@ -40,7 +40,7 @@ def test_a_command_without_runs_and_filters_is_wrong(home: Home, verb: str) -> N
 
 
 @table(
-    ("words", "ids", "code"),
+    ("arguments", "ids", "code"),
     [
         (("rm", "--older", "30d"), ["old-1", "old-2"], 0),
         (("rm", "--older", "30d", "--state", "failed"), ["old-1"], 0),
@@ -62,13 +62,13 @@ def test_a_command_without_runs_and_filters_is_wrong(home: Home, verb: str) -> N
     ],
 )
 def test_a_rehearsal_lists_what_would_be_acted_on(
-    home: Home, words: tuple[str, ...], ids: list[str], code: int
+    home: Home, arguments: tuple[str, ...], ids: list[str], code: int
 ) -> None:
-    listed = shape(home.workspace, *words, "--dry-run", code=code)
+    listed = shape(home.workspace, *arguments, "--dry-run", code=code)
     assert [run["id"] for run in listed] == ids
-    table = said(home.workspace, *words, "--dry-run", code=code)
+    table = said(home.workspace, *arguments, "--dry-run", code=code)
     assert mentions(table, *ids)
-    assert call(home.workspace, "--readonly", *words, "--dry-run").code == code
+    assert call(home.workspace, "--readonly", *arguments, "--dry-run").code == code
 
 
 def test_what_cannot_be_acted_on_is_named_by_reason(home: Home) -> None:
@@ -104,15 +104,15 @@ def test_what_nobody_was_asked_about_is_refused(home: Home, monkeypatch: pytest.
 
 
 @table(
-    "words",
+    "arguments",
     [
         ("resume", "old-1", "new-1", "--set", "lr=1"), ("resume", "--older", "1d", "--from", "x.pt"),
         ("resume", "old-1", "--state", "failed", "--wait"), ("label", "old-1", "new-1", "--name", "best"),
         ("rm", "--older", "soon"), ("rm", "--state", "done"),
     ],
 )  # fmt: skip
-def test_what_is_for_one_run_or_makes_no_sense(home: Home, words: tuple[str, ...]) -> None:
-    assert refused(home.workspace, *words, code=2).count("\n") == 1
+def test_what_is_for_one_run_or_makes_no_sense(home: Home, arguments: tuple[str, ...]) -> None:
+    assert refused(home.workspace, *arguments, code=2).count("\n") == 1
 
 
 def test_runs_are_removed_as_confirmed_and_failures_do_not_end_it(machine: Machine) -> None:
@@ -149,8 +149,8 @@ def test_runs_are_listed_in_an_order_with_unknown_values_last(home: Home) -> Non
         lines = [{"step": step, "time": home.now, "loss": loss} for step, loss in enumerate(losses)]
         home.metrics(run_id, 1, lines)
 
-    def ids(*words: str) -> list[str]:
-        return [run["id"] for run in shape(home.workspace, "ps", *words)]
+    def ids(*arguments: str) -> list[str]:
+        return [run["id"] for run in shape(home.workspace, "ps", *arguments)]
 
     assert ids("--sort", "loss")[:2] == ["new-1", "old-1"]
     assert ids("--sort", "started") == ["new-1", "old-2", "old-1", "live-1"]

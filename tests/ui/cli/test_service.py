@@ -33,8 +33,8 @@ class Desk:
         )
         self.systemctl.chmod(self.systemctl.stat().st_mode | stat.S_IXUSR)
 
-    def run(self, *words: str, answer: str | None = None) -> Result:
-        return CliRunner().invoke(command, ["--home", str(self.home), "agent", "service", *words], input=answer)
+    def run(self, *arguments: str, answer: str | None = None) -> Result:
+        return CliRunner().invoke(command, ["--home", str(self.home), "agent", "service", *arguments], input=answer)
 
 
 @pytest.fixture

@@ -150,8 +150,8 @@ def test_a_report_is_printed_or_written_to_a_folder_or_json(home: Home, workspac
 
     found = shape(workspace, "study", "report")
     assert found["id"] == "lr-search-1" and found["best"][0]["command"].startswith("gputui run vit --set lr=")
-    assert {one["state"] for one in found["not_complete"]} == {"pruned"} and 0 < found["saved_share"] < 1
-    assert {one["name"] for one in found["importances"]} == {"lr", "batch_size", "optimizer"}
+    assert {trial["state"] for trial in found["not_complete"]} == {"pruned"} and 0 < found["saved_share"] < 1
+    assert {importance["name"] for importance in found["importances"]} == {"lr", "batch_size", "optimizer"}
 
     out = tmp_path / "out"
     said(workspace, "study", "report", "lr-search", "--out", str(out))

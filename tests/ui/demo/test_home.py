@@ -58,7 +58,7 @@ def test_a_run_recovers_another_waits_and_nothing_is_left(tmp_path: Path, monkey
         plan = make_plan(workspace.study_files / "vit-lr.yaml", workspace, tmp_path, None, with_process=True)
         assert plan.base is not None and plan.spec is not None
         start_study(workspace, plan.base, plan.spec, plan.source)
-        wait_until(lambda: any(not one.state.is_over for one in read_studies(connection)), 60, "the study")
+        wait_until(lambda: any(not study.state.is_over for study in read_studies(connection)), 60, "the study")
     assert not Path(folder).exists()
     wait_until(lambda: not processes_of(folder), 60, "the end of every process of the demo")
 

@@ -56,7 +56,11 @@ def test_every_story_is_a_run(connection: sqlite3.Connection) -> None:
 
 
 def test_incidents_and_decisions_are_those_of_the_standard_policy(connection: sqlite3.Connection) -> None:
-    kinds = [(one.run_id, one.kind) for run in read_runs(connection) for one in read_incidents(connection, run.run_id)]
+    kinds = [
+        (incident.run_id, incident.kind)
+        for run in read_runs(connection)
+        for incident in read_incidents(connection, run.run_id)
+    ]
     assert sorted(kinds) == [
         ("bert-mlm-1", "user_exception"), ("gpt2-124m-1", "gpu_lost"), ("vit-b16-1", "cuda_oom"),
         ("vit-b16-3", "cuda_oom"), ("vit-b16-3", "illegal_access"),
@@ -84,17 +88,17 @@ def test_the_study_is_what_its_file_says(connection: sqlite3.Connection) -> None
     assert study.ended_at is not None and study.ended_at < NOW
     spec = study_spec(study)
     trials = read_trials(connection, study.study_id)
-    states = Counter(one.state for one in trials)
+    states = Counter(trial.state for trial in trials)
     assert set(states) == {TrialState.COMPLETE, TrialState.PRUNED} and len(trials) == spec.budget.trials
     runs = {run.run_id: run for run in read_runs(connection)}
-    for one in trials:
-        run = runs[one.run_id or ""]
-        assert (run.study_id, run.trial) == (study.study_id, one.number)
-        assert run.state == ("succeeded" if one.state is TrialState.COMPLETE else "stopped")
-        assert one.reason in (None, run.reason)
+    for trial in trials:
+        run = runs[trial.run_id or ""]
+        assert (run.study_id, run.trial) == (study.study_id, trial.number)
+        assert run.state == ("succeeded" if trial.state is TrialState.COMPLETE else "stopped")
+        assert trial.reason in (None, run.reason)
         reported = reported_values(connection, run.run_id, ["val/loss"], "step", {})[0]
-        rungs = [each for each in read_rungs(connection, study.study_id) if each.number == one.number]
-        assert [each.value for each in rungs] == list(itertools.accumulate((each.value for each in reported), min))
+        rungs = [rung for rung in read_rungs(connection, study.study_id) if rung.number == trial.number]
+        assert [rung.value for rung in rungs] == list(itertools.accumulate((rung.value for rung in reported), min))
     best = best_trial(trials, spec.objectives)
     assert best is not None and 2e-4 < best.params["lr"] < 2e-3
     assert study.importances_for("val/loss")[0].name == "lr"

@@ -20,7 +20,7 @@ from tests.machines import Machine
 class Terminal:
     """A terminal of some size with `gputui` in it, and what it shows."""
 
-    def __init__(self, machine: Machine, columns: int, rows: int, *words: str) -> None:
+    def __init__(self, machine: Machine, columns: int, rows: int, *arguments: str) -> None:
         self.machine = machine
         self.screen = pyte.Screen(columns, rows)
         self.stream = pyte.ByteStream(self.screen)
@@ -28,7 +28,7 @@ class Terminal:
         script = Path(sys.executable).with_name("gputui")
         self.child = pexpect.spawn(
             str(script),
-            ["--home", str(machine.folder / "home"), *words],
+            ["--home", str(machine.folder / "home"), *arguments],
             dimensions=(rows, columns),
             env=environment,
             cwd=str(machine.folder),

@@ -71,14 +71,14 @@ def test_a_locked_database(home: Home, workspace: Workspace) -> None:
     with screen(workspace.state.parent) as app:
         with Path(f"{workspace.database}-shm").open("r+b") as shared:
             fcntl.lockf(shared, fcntl.LOCK_EX, SHM_LOCKS[1], SHM_LOCKS[0])
-            until = time.monotonic() + LOCKED_SECONDS
+            deadline = time.monotonic() + LOCKED_SECONDS
             app.type("s")
             app.read_until(lambda: "Stop vit-b16-1?" in app.terminal.text)
             app.type("y")
             app.read_until(lambda: "Stop vit-b16-1?" not in app.terminal.text)
-            assert check_keys(app, lambda: time.monotonic() < until) >= 5
-            app.read_until(lambda: "locked" in app.terminal.text or time.monotonic() > until)
-            assert time.monotonic() < until + 1
+            assert check_keys(app, lambda: time.monotonic() < deadline) >= 5
+            app.read_until(lambda: "locked" in app.terminal.text or time.monotonic() > deadline)
+            assert time.monotonic() < deadline + 1
         # What was asked for meanwhile was not lost.
         app.read_until(lambda: "Stop vit-b16-1…" in app.terminal.text, 20)
         assert home.connection.execute("SELECT verb FROM commands").fetchall() == [("stop",)]

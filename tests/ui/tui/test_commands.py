@@ -20,9 +20,9 @@ class Desk(commands.Commands):
         self._newest_write.set()
         self.workspace = cast("Any", None)
 
-    def call_later(self, _callback: object, *told: object) -> bool:
+    def call_later(self, _callback: object, *arguments: object) -> bool:
         with self.is_told:
-            self.told.append(told[-1])
+            self.told.append(arguments[-1])
             self.is_told.notify_all()
         return True
 

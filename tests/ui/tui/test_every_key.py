@@ -134,7 +134,7 @@ async def test_every_key_leads_to_its_action_and_no_text_controls_the_terminal(
         # What the app does is the same on every page: once is enough, as it is for a second key.
         page = app.page
         is_own = (
-            any(hasattr(each, f"do_{name}") for each in (page, *page.parts)) or find(name, scope).scopes[0] == scope
+            any(hasattr(part, f"do_{name}") for part in (page, *page.parts)) or find(name, scope).scopes[0] == scope
         )
         if is_own and name not in LEAVING and name not in performed:
             carry_out(app, name)

@@ -77,15 +77,15 @@ def test_a_run_before_its_first_step_says_so_for_how_long_and_from_where(home: H
     assert not awaits_step(row) and "no step" not in status_line(row, NOW)[0] and row.run.usual_start_seconds is None
 
 
-@table("metrics, words", [
+@table("metrics, expected", [
     ([], None), ([MetricsSpec("auto")], "no step yet"),
     ([MetricsSpec("hf")], "come with its first checkpoint"), ([MetricsSpec("jsonl", "m.jsonl")], "no step yet"),
 ])  # fmt: skip
-def test_a_run_whose_steps_are_never_known_awaits_none(metrics: list[MetricsSpec], words: str | None) -> None:
+def test_a_run_whose_steps_are_never_known_awaits_none(metrics: list[MetricsSpec], expected: str | None) -> None:
     spec = RunSpec("a", "torchrun", ("a.py",), "/srv", python="/bin/python", metrics=tuple(metrics))
     row = RunRow(replace(RUN, spec_json=json.dumps(spec.to_json())), Progress())
-    assert awaits_step(row) == (words is not None)
-    assert (words or "") in status_line(row, NOW)[0]
+    assert awaits_step(row) == (expected is not None)
+    assert (expected or "") in status_line(row, NOW)[0]
 
 
 def test_that_nothing_looks_like_metrics_is_said_once_lines_were_seen_and_none_was_ever_read(
@@ -106,17 +106,17 @@ def test_that_nothing_looks_like_metrics_is_said_once_lines_were_seen_and_none_w
     assert row_of(workspace, "vit-1").run.no_metrics is None, "the attempt before was read"
 
 
-@table("state, waiting_for, words", [
+@table("state, waiting_for, expected", [
     (RunState.RUNNING, None, "attempt 1 has ended; its logs and checkpoints are being read"),
     (RunState.STOPPING, None, "attempt 1 has ended; its logs and checkpoints are being read"),
     (RunState.RUNNING, "has ended, and waits for a reading of its GPUs",
      "attempt 1 has ended, and waits for a reading of its GPUs"),
 ])  # fmt: skip
 def test_a_run_whose_command_has_exited_says_what_it_waits_for_and_its_time_stands_still(
-    state: RunState, waiting_for: str | None, words: str
+    state: RunState, waiting_for: str | None, expected: str
 ) -> None:
     run = replace(RUN, state=state, attempt_exited_at=NOW - 30, waiting_for=waiting_for)
-    assert words == status_line(RunRow(run, Progress(step=7)), NOW)[0]
+    assert expected == status_line(RunRow(run, Progress(step=7)), NOW)[0]
     assert run_state_text(run) == ("ending" if state is RunState.RUNNING else "stopping")
     assert silent_seconds(RunRow(run, Progress(step=7, newest_at=NOW - 90, steps_per_second=1.0)), NOW) is None
     assert run.trained_seconds(NOW) == run.trained_seconds(NOW + 60) == 60.0
@@ -182,29 +182,29 @@ def test_reports_of_one_step_by_several_lines_are_one(home: Home, workspace: Wor
     assert progress.seconds_left == pytest.approx(500.0)
 
 
-@table("contact, age, poll, problem, words", [
+@table("contact, age, poll, problem, expected", [
     (30.0, 30.5, 60.0, None, None), (89.0, 89.5, 60.0, None, None), (1.0, 40.0, 2.0, None, "usually 0.1 s"),
     (30.0, 30.5, 60.0, "no route", "lab: running"), (33.0, 33.5, 2.0, None, "lab: running"),
     (91.0, 91.5, 60.0, None, "lab: running"), (61.0, 61.5, 60.0, None, None), (63.0, 63.5, 2.0, None, "lab: unknown"),
     (121.0, 121.5, 60.0, None, "lab: unknown"),
 ])  # fmt: skip
 def test_a_step_that_was_not_fetched_yet_is_not_missing(
-    contact: float, age: float, poll: float, problem: str | None, words: str | None
+    contact: float, age: float, poll: float, problem: str | None, expected: str | None
 ) -> None:
     placed = PlacementView("running", contact_at=NOW - contact, poll_seconds=poll, problem=problem)
     progress = Progress(step=40, steps_per_second=10.0, newest_at=NOW - age)
     found = status_line(RunRow(replace(RUN, target="lab", placement=placed), progress), NOW)[0]
-    assert found.startswith(words) if words is not None else "usually" not in found
+    assert found.startswith(expected) if expected is not None else "usually" not in found
     stopping = replace(RUN, state=RunState.STOPPING, stop=StopRequest(NOW - 9, 35.0), placement=placed)
     assert ("no step" in status_line(RunRow(stopping, progress), NOW)[0]) == (age > contact + 1.0)
 
 
-@table("is_kill, words", [(False, "gputui stop --now"), (True, "given up")])
-def test_a_stop_that_its_target_does_not_answer_says_so_and_names_the_way_out(is_kill: bool, words: str) -> None:
+@table("is_kill, expected", [(False, "gputui stop --now"), (True, "given up")])
+def test_a_stop_that_its_target_does_not_answer_says_so_and_names_the_way_out(is_kill: bool, expected: str) -> None:
     placed = PlacementView("running", contact_at=NOW - 300, problem="no route")
     run = replace(RUN, target="lab", state=RunState.STOPPING, placement=placed)
     told = status_line(RunRow(replace(run, stop=StopRequest(NOW - 9, 35.0, is_kill)), Progress()), NOW)[0]
-    assert "no route" in told and words in told
+    assert "no route" in told and expected in told
 
 
 @table("state, is_ending", [("running", True), ("starting", True), ("failed", False)])
@@ -215,14 +215,14 @@ def test_a_run_whose_job_has_ended_does_not_run(state: str, is_ending: bool) -> 
     assert ("being examined" in placement_words(run, NOW)[0]) == is_ending
 
 
-@table("state, placed, words", [
+@table("state, placed, expected", [
     ("queued", None, "waits for GPUs"), ("running", "pending", "lab: pending (Priority)"), ("running", "running", ""),
     ("running", "suspended", "lab: suspended (Priority)"), ("succeeded", "pending", ""),
 ])  # fmt: skip
-def test_what_a_run_waits_for_in_a_queue(state: str, placed: PlacementState | None, words: str) -> None:
+def test_what_a_run_waits_for_in_a_queue(state: str, placed: PlacementState | None, expected: str) -> None:
     place = None if placed is None else PlacementView(placed, reason="Priority", contact_at=NOW)
     run = replace(RUN, state=RunState(state), target="lab", placement=place, waiting_for="waits for GPUs")
-    assert waiting_words(run, NOW) == words
+    assert waiting_words(run, NOW) == expected
 
 
 def test_a_stop_says_what_is_not_saved(home: Home, workspace: Workspace) -> None:

@@ -35,7 +35,7 @@ def test_what_is_saved_is_read_again_and_private(path: Path) -> None:
     wanted = Settings(theme="dark", pins=("loss", "lr"), refresh_seconds=2.0, keys={"stop": "S"})
     assert kept.load(path) == (wanted, None)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert [each.name for each in path.parent.iterdir()] == [path.name]
+    assert [path_left.name for path_left in path.parent.iterdir()] == [path.name]
     # What another view wrote survives.
     path.write_text('{"future": {"deep": [1]}, "bell": true, "theme": "light"}')
     kept.save(path, {"theme": "dark"})
@@ -75,7 +75,7 @@ def test_a_failed_write_leaves_the_old_file(path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(os, "fsync", no_room)
     with pytest.raises(OSError, match="No space"):
         kept.save(path, {"bell": False})
-    assert [each.name for each in path.parent.iterdir()] == [path.name]
+    assert [path_left.name for path_left in path.parent.iterdir()] == [path.name]
 
 
 # --- keys

@@ -53,16 +53,16 @@ PARTS: dict[Scope, tuple[type, ...]] = {"run": (Charts, RunLog), "compare": (Cha
 SCOPES: tuple[Scope, ...] = get_args(Scope)
 
 
-def twice(words: Iterable[str]) -> list[str]:
-    return [word for word, count in Counter(words).items() if count > 1]
+def twice(texts: Iterable[str]) -> list[str]:
+    return [word for word, count in Counter(texts).items() if count > 1]
 
 
 def test_no_key_means_two_things_and_names_are_unique_on_a_page() -> None:
-    assert {scope: twice(key for one in actions_in(scope) for key in one.keys) for scope in SCOPES} == {
+    assert {scope: twice(key for action in actions_in(scope) for key in action.keys) for scope in SCOPES} == {
         scope: [] for scope in SCOPES
     }
     for scope in SCOPES:
-        assert twice(one.name for one in actions_in(scope)) == [], scope
+        assert twice(action.name for action in actions_in(scope)) == [], scope
     with pytest.raises(KeyError):
         find("no such thing", "overview")
 
@@ -174,17 +174,17 @@ def test_what_is_possible_depends_on_the_run(home: Home) -> None:
         assert find(name, "overview").why_not(readonly) == needs_write(readonly)
 
 
-@table("state, words", [
+@table("state, phrase", [
     (RunState.QUEUED, None), (RunState.RUNNING, None), (RunState.STOPPING, "is stopping"),
     (RunState.SUCCEEDED, "has succeeded"), (RunState.FAILED, "has failed"), (RunState.STOPPED, "is stopped"),
 ])  # fmt: skip
-def test_a_refused_stop_names_the_state_in_good_english(state: RunState, words: str | None) -> None:
+def test_a_refused_stop_names_the_state_in_good_english(state: RunState, phrase: str | None) -> None:
     run = Run("a-1", 1, "a", "a", state, 1, {}, "{}", 0.0)
     refused = find("stop", "run").why_not(Context("run", run))
-    assert refused == (None if words is None else f"a-1 {words} already.")
+    assert refused == (None if phrase is None else f"a-1 {phrase} already.")
 
 
-@table("text, scope, words", [
+@table("text, scope, phrase", [
     ("none; gputui resume a-1 --from PATH takes one, gputui restart a-1 begins it again", "run",
      "none; gputui resume a-1 --from PATH takes one, r (restart) begins it again"),
     ("ends the wait: gputui stop b-1", "overview", "ends the wait: gputui stop b-1"),
@@ -194,11 +194,11 @@ def test_a_refused_stop_names_the_state_in_good_english(state: RunState, words: 
     ("gputui stop --now gives lab up", "run", "gputui stop --now gives lab up"),
     ("paused; gputui queue resume opens it", "overview", "paused; P opens it"),
 ])  # fmt: skip
-def test_a_refusal_names_the_key_where_there_is_one(text: str, scope: Scope, words: str) -> None:
+def test_a_refusal_names_the_key_where_there_is_one(text: str, scope: Scope, phrase: str) -> None:
     run = Run("a-1", 1, "a", "a", RunState.FAILED, 1, {}, "{}", 0.0)
-    assert in_keys(text, Context(scope, run)) == words
+    assert in_keys(text, Context(scope, run)) == phrase
     rebound = Context(scope, run, keys={"rerun": ("R",), "clear_gpu": ("C",), "queue_toggle": ("P",)})
-    assert in_keys(text, rebound) == words.replace("r (", "R (")
+    assert in_keys(text, rebound) == phrase.replace("r (", "R (")
 
 
 def test_with_marked_runs_one_that_it_can_be_done_with_is_enough(home: Home) -> None:

@@ -49,7 +49,7 @@ def test_the_newest_is_checked_and_the_others_when_asked(tmp_path: Path) -> None
     reader = CheckpointReader(clock)
     found = look(reader, tmp_path, None, facts)
     assert found.is_known and found.count == 2
-    assert [(each.step, each.is_valid) for each in found.newest] == [(200, True), (100, None)]
+    assert [(checkpoint.step, checkpoint.is_valid) for checkpoint in found.newest] == [(200, True), (100, None)]
     assert "CRC" in found.newest[0].why and found.newest[0].size_bytes and found.newest[0].modified_at
     asked = look(reader, tmp_path, "step_100.pt", facts)
     assert asked.newest[1].is_valid is False and "damaged" in asked.newest[1].why
@@ -62,8 +62,8 @@ def test_one_that_may_be_of_another_run_is_not_checked_in_place_of_the_own_one(t
         str(other): LedgerFact(200, None, "may be of b-1", 2, is_contested=True),
     }
     found = look(CheckpointReader(Clock()), tmp_path, None, facts)
-    assert [(each.step, each.is_valid) for each in found.newest] == [(200, None), (100, True)]
-    assert [each.is_contested for each in found.newest] == [True, False]
+    assert [(checkpoint.step, checkpoint.is_valid) for checkpoint in found.newest] == [(200, None), (100, True)]
+    assert [checkpoint.is_contested for checkpoint in found.newest] == [True, False]
 
 
 def test_one_that_cannot_be_read_is_not_called_damaged(tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_what_comes_later_is_found_a_few_seconds_later(tmp_path: Path) -> None:
 def test_of_a_past_moment_only_what_was_there() -> None:
     found = CheckpointList((Checkpoint("b", 2, 1, 20.0), Checkpoint("a", 1, 1, 10.0)), 5, True)
     then = found.at(15.0, [Checkpoint("c", 1, 1, 12.0, is_gone=True)])
-    assert [each.name for each in then.newest] == ["c", "a"] and then.count == 5
+    assert [checkpoint.name for checkpoint in then.newest] == ["c", "a"] and then.count == 5
 
 
 def test_a_checkpoint_that_is_gone_or_written_again_was_there_in_the_past(home: Home) -> None:

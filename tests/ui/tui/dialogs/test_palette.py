@@ -36,12 +36,12 @@ def test_beginnings_come_before_middles_and_those_before_letters() -> None:
         assert (cost(typed, title) is not None) == is_found, typed
 
 
-async def choose(pilot: Pilot[Any], words: str) -> None:
+async def choose(pilot: Pilot[Any], text: str) -> None:
     await pilot.press("ctrl+p")
     palette = pilot.app.screen
     assert isinstance(palette, PaletteScreen)
     await until(pilot, lambda: any(choice.title == "Launch mine" for choice in palette._choices))
-    palette.on_paste(type("Paste", (), {"text": words, "stop": lambda self: None})())
+    palette.on_paste(type("Paste", (), {"text": text, "stop": lambda self: None})())
     await pilot.press("enter")
     await pilot.pause()
 

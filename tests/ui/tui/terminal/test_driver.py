@@ -100,7 +100,7 @@ async def test_a_sequence_that_the_parser_cannot_take_is_lost_alone(terminal: tu
         with reading(sink, slave):
             os.write(master, b"a" + sequence + b"q")
             assert [await sink.key(), await sink.key()] == ["a", "q"]
-            assert [type(each) for each in sink.others] == [KeysLost]
+            assert [type(event) for event in sink.others] == [KeysLost]
             os.write(master, b"\x1b")
             assert await sink.key() == "escape"
             os.write(master, b"\x1b[A")
@@ -121,7 +121,7 @@ async def test_what_is_pasted_is_one_also_where_the_terminal_does_not_mark_it(te
             driver._read_keys()
         os.write(master, b"j" * 100 + b"q")
         assert [await sink.key() for _ in range(101)] == ["j"] * 100 + ["q"]
-    assert [each.text for each in sink.others if isinstance(each, events.Paste)] == [text, text + text]
+    assert [event.text for event in sink.others if isinstance(event, events.Paste)] == [text, text + text]
 
 
 async def test_a_terminal_that_is_gone_is_told_and_not_read_again_and_again() -> None:
@@ -133,5 +133,5 @@ async def test_a_terminal_that_is_gone_is_told_and_not_read_again_and_again() ->
         while driver._parser is not None:
             await asyncio.sleep(0.01)
         assert not asyncio.get_running_loop().remove_reader(slave)
-    assert [type(each) for each in sink.others] == [TerminalGone]
+    assert [type(event) for event in sink.others] == [TerminalGone]
     os.close(slave)

@@ -47,7 +47,7 @@ def test_there_is_a_strip_only_with_news(home: Home) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rule", "value", "limit", "now", "words"),
+    ("rule", "value", "limit", "now", "phrase"),
     [
         ("gpu_hot", 84.0, 82.0, {"temperature": 85}, "GPU 2 at 85 °C (limit 82 °C); throttles at 87 °C"),
         ("gpu_hot", 84.0, 82.0, {"temperature": 81}, "GPU 2 was 84 °C, now 81 °C (limit 82 °C)"),
@@ -59,7 +59,7 @@ def test_there_is_a_strip_only_with_news(home: Home) -> None:
     ],
 )
 def test_an_alert_tells_the_value_of_the_frame(
-    home: Home, rule: str, value: float, limit: float, now: dict[str, Any], words: str
+    home: Home, rule: str, value: float, limit: float, now: dict[str, Any], phrase: str
 ) -> None:
     raised = {
         "gpu_hot": "GPU 2 at 84 °C (limit 82 °C); throttles at 87 °C",
@@ -72,11 +72,11 @@ def test_an_alert_tells_the_value_of_the_frame(
     home.alert(rule, raised[rule], subject="GPU 2", subject_id=uuid(2), value=value, threshold=limit)
     snapshot = StillFeed(home.workspace).read()
     [alert] = snapshot.alerts.last
-    assert alert_words(alert, snapshot) == words
+    assert alert_words(alert, snapshot) == phrase
     strip = alert_strip(snapshot, 120)
     assert strip is not None
     since = ", since 03:00:44" if rule == "gpu_throttled" or now.get("temperature", 0) is None else ""
-    assert f"1 warning  {words}{since}  " in "".join(part for part, _ in strip)
+    assert f"1 warning  {phrase}{since}  " in "".join(part for part, _ in strip)
 
 
 def test_the_alerts_of_the_host_follow_its_values_and_are_past_when_over(home: Home) -> None:
@@ -98,9 +98,9 @@ async def test_new_ones_first_then_what_is_seen_then_what_is_over(app: GputuiApp
     async with app.run_test(size=SMALL) as pilot:
         page = await opened(pilot, app)
         shown = "disk gpu_hot data_wait xid_hardware gpu_parked slow_steps shm gradient_norm"
-        assert [one.rule for one in page.listing.rows] == shown.split()
+        assert [row.rule for row in page.listing.rows] == shown.split()
         await pilot.press("o")
-        assert [one.rule for one in page.listing.rows][:3] == ["gpu_hot", "data_wait", "xid_hardware"]
+        assert [row.rule for row in page.listing.rows][:3] == ["gpu_hot", "data_wait", "xid_hardware"]
         await pilot.press("o", "escape")
         assert isinstance(app.screen, OverviewScreen)
 
@@ -150,7 +150,7 @@ def test_looking_back_does_not_know_what_came_later(home: Home) -> None:
 
     home.alert("disk", "The disk is full", seconds_ago=700, cleared_ago=100, acknowledged_by="me")
     then = read_alerts(home.connection, True, NOW - 660)
-    assert [one.lasts for one in then.last] == [True] and then.over == ()
+    assert [alert.lasts for alert in then.last] == [True] and then.over == ()
     assert then.last[0].acknowledged_by is None
     seen = read_alerts(home.connection, True, NOW - 600)
     assert seen.last[0].acknowledged_by == "me"

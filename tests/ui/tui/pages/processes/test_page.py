@@ -82,8 +82,8 @@ def test_orders_put_what_is_unknown_last() -> None:
         for n, cpu, user in ((1, 5.0, "zoe"), (2, None, None), (3, 9.0, "amy"))
     ]
 
-    def pids(words: str) -> list[int]:
-        return [row.pid for row in arranged(rows, ProcessesState(order=words))[""]]
+    def pids(text: str) -> list[int]:
+        return [row.pid for row in arranged(rows, ProcessesState(order=text))[""]]
 
     assert pids("CPU") == [3, 1, 2] == pids("user") and pids("PID") == [1, 2, 3]
 

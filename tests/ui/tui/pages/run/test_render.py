@@ -278,7 +278,7 @@ def test_what_is_left_out_above_and_below_is_said() -> None:
     assert text_of(view.visible(section, 20, 4)) == ["  … 4 above", "4", "5", "  … 4 more"]
     view.scroll_to(end=True)
     assert text_of(view.visible(section, 20, 4)) == ["  … 7 above", "7", "8", "9"]
-    story = SideSection("X", [[("  ", ""), *one] for one in lines], [[("cost", "")]], is_from_end=True)
+    story = SideSection("X", [[("  ", ""), *line] for line in lines], [[("cost", "")]], is_from_end=True)
     assert text_of(SideView().visible(story, 20, 4)) == ["  … 8 above", "  8", "  9", "cost"]
 
 

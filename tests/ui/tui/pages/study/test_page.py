@@ -41,9 +41,9 @@ SIZE = (120, 36)
 
 def read(home: Home, moment: Moment | None = None) -> StudyPage:
     interest = Interest(studies=True, moment=moment)
-    found = SnapshotReader(home.workspace).read(home.connection, NOW, interest).study_page
-    assert found is not None
-    return found
+    study_page = SnapshotReader(home.workspace).read(home.connection, NOW, interest).study_page
+    assert study_page is not None
+    return study_page
 
 
 def run_row(home: Home, trial: TrialRecord) -> RunRow:
@@ -52,7 +52,7 @@ def run_row(home: Home, trial: TrialRecord) -> RunRow:
 
 
 @pytest.fixture
-def found(home: Home) -> StudyPage:
+def study_page(home: Home) -> StudyPage:
     search(home)
     return read(home)
 
@@ -77,13 +77,13 @@ async def opened(pilot: Pilot[Any]) -> None:
 # --- rows
 
 
-def test_trials_are_sorted_by_value_the_complete_ones_first_and_filtered(found: StudyPage) -> None:
-    rows = trial_rows(found, TrialList(order="value"), {})
+def test_trials_are_sorted_by_value_the_complete_ones_first_and_filtered(study_page: StudyPage) -> None:
+    rows = trial_rows(study_page, TrialList(order="value"), {})
     assert len(rows) == 14 and rows[0].trial.number == 4
     assert {row.trial.state for row in rows[:8]} == {TrialState.COMPLETE}
     values = [row.trial.value for row in rows[:8]]
     assert values == sorted(value for value in values if value is not None)
-    pruned = trial_rows(found, TrialList(filter_text="pruned"), {})
+    pruned = trial_rows(study_page, TrialList(filter_text="pruned"), {})
     assert {row.trial.state for row in pruned} == {TrialState.PRUNED} and len(pruned) < 14
 
 
@@ -94,8 +94,8 @@ def test_the_past_has_the_trials_of_then(home: Home) -> None:
     assert [trial.state for trial in trials[8:]] == ["complete"] * 2 + ["pruned"] + ["running"] * 2
 
 
-def test_the_same_rungs_of_trials_lie_below_each_other(found: StudyPage) -> None:
-    listing = trial_listing(found, trial_rows(found, TrialList(), {}))
+def test_the_same_rungs_of_trials_lie_below_each_other(study_page: StudyPage) -> None:
+    listing = trial_listing(study_page, trial_rows(study_page, TrialList(), {}))
     lines = text_of(listing.lines(TrialList(), 170, 20))
     column = lines[1].index("CURVE")
     curves = {int(line[:5].replace("★", "")): line[column : column + 10].ljust(10) for line in lines[2:16]}
@@ -106,36 +106,38 @@ def test_the_same_rungs_of_trials_lie_below_each_other(found: StudyPage) -> None
     assert "✂ pruned" in lines[4] and "rung 5: 7th of 9" in lines[4] and "pruned at" not in lines[4]
 
 
-def test_losses_are_a_trials_curve_only_where_the_loss_is_what_is_searched(home: Home, found: StudyPage) -> None:
-    trial = next(trial for trial in found.trials if trial.run_id is not None)
+def test_losses_are_a_trials_curve_only_where_the_loss_is_what_is_searched(home: Home, study_page: StudyPage) -> None:
+    trial = next(trial for trial in study_page.trials if trial.run_id is not None)
     row = run_row(home, trial)
     runs = {row.run.run_id: msgspec.structs.replace(row, progress=Progress(losses=(3.0, 2.0, 1.0)))}
     for metric, shown in (("loss", (3.0, 2.0, 1.0)), ("val/accuracy", ())):
-        objective = replace(found.spec.objectives[0], metric=metric)
-        without_rungs = found._replace(rungs={}, spec=replace(found.spec, objectives=(objective,)))
+        objective = replace(study_page.spec.objectives[0], metric=metric)
+        without_rungs = study_page._replace(rungs={}, spec=replace(study_page.spec, objectives=(objective,)))
         rows = {row.trial.number: row for row in trial_rows(without_rungs, TrialList(), runs)}
         assert rows[trial.number].curve == shown, metric
 
 
-def test_a_trial_whose_run_is_queued_is_not_called_running(home: Home, found: StudyPage) -> None:
-    trial = next(trial for trial in found.trials if trial.state is TrialState.RUNNING)
+def test_a_trial_whose_run_is_queued_is_not_called_running(home: Home, study_page: StudyPage) -> None:
+    trial = next(trial for trial in study_page.trials if trial.state is TrialState.RUNNING)
     listed = run_row(home, trial)
     for state, word in ((RunState.QUEUED, "queued"), (RunState.RUNNING, "running"), (RunState.FAILED, "running")):
         run = msgspec.structs.replace(listed.run, state=state, waiting_for="#1 · 4 GPUs")
         runs = {run.run_id: msgspec.structs.replace(listed, run=run)}
-        row = next(row for row in trial_rows(found, TrialList(), runs) if row.trial.number == trial.number)
+        row = next(row for row in trial_rows(study_page, TrialList(), runs) if row.trial.number == trial.number)
         assert row.sign.word == word
-        line = " ".join(text_of(trial_listing(found, [row]).lines(TrialList(), 120, 4)))
+        line = " ".join(text_of(trial_listing(study_page, [row]).lines(TrialList(), 120, 4)))
         assert ("#1 · 4 GPUs" in line) == (state is RunState.QUEUED)
         counts = "1 queued · 1 running" if state is RunState.QUEUED else "2 running"
-        assert f" · {counts} · 4 pruned" in text_of(result_lines(found, runs, 170))[0]
+        assert f" · {counts} · 4 pruned" in text_of(result_lines(study_page, runs, 170))[0]
 
 
 def test_the_overview_counts_the_queued_trials_of_a_study_apart(home: Home) -> None:
     search(home)
     words = {}
     for run_ids in ([], ["lr-search-1-t12"], ["lr-search-1-t12", "lr-search-1-t13"]):
-        home.connection.executemany("UPDATE runs SET state = 'queued' WHERE run_id = ?", [(one,) for one in run_ids])
+        home.connection.executemany(
+            "UPDATE runs SET state = 'queued' WHERE run_id = ?", [(run_id,) for run_id in run_ids]
+        )
         snapshot = SnapshotReader(home.workspace).read(home.connection, NOW, Interest())
         (study,) = snapshot.studies
         entry = StudyEntry(study.study_id, study=study)
@@ -147,20 +149,20 @@ def test_the_overview_counts_the_queued_trials_of_a_study_apart(home: Home) -> N
     }
 
 
-def test_no_trial_is_the_best_of_several_objectives(found: StudyPage) -> None:
-    first = found.spec.objectives[0]
-    spec = replace(found.spec, objectives=(first, replace(first, metric="seconds")))
+def test_no_trial_is_the_best_of_several_objectives(study_page: StudyPage) -> None:
+    first = study_page.spec.objectives[0]
+    spec = replace(study_page.spec, objectives=(first, replace(first, metric="seconds")))
     trials = tuple(
-        msgspec.structs.replace(one, values=(*one.values, -one.values[0])) if one.values else one
-        for one in found.trials
+        msgspec.structs.replace(trial, values=(*trial.values, -trial.values[0])) if trial.values else trial
+        for trial in study_page.trials
     )
-    page = found._replace(spec=spec, trials=trials)
+    page = study_page._replace(spec=spec, trials=trials)
     head = " ".join(text_of(result_lines(page, {}, 170)))
     assert "Pareto front: 8" in head and " best " not in head
-    head = " ".join(text_of(result_lines(found, {}, 170)))
+    head = " ".join(text_of(result_lines(study_page, {}, 170)))
     assert "12 of 40 trials ended" in head and " best 0.4044" in head and "val_loss, lower is better" in head
-    study = msgspec.structs.replace(found.study, problem="its process failed 3 times in a row: no room")
-    assert text_of(result_lines(found._replace(study=study), {}, 170))[-1].strip() == study.problem
+    study = msgspec.structs.replace(study_page.study, problem="its process failed 3 times in a row: no room")
+    assert text_of(result_lines(study_page._replace(study=study), {}, 170))[-1].strip() == study.problem
     assert sum(row.is_best for row in trial_rows(page, TrialList(), {})) == 8
     pictures = " ".join(text_of(picture_lines(page, TrialList(), 100, 60)))
     assert "for val_loss" in pictures and "for seconds" in pictures
