@@ -1,9 +1,12 @@
-"""The command line: one module per command, imported when it is called."""
+"""The command line: one module per command, imported when it is called; without a command, the screen."""
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import importlib
 import os
+import shutil
 import sqlite3
 import stat
 import sys
@@ -17,7 +20,9 @@ from click.shell_completion import CompletionItem
 
 from gputui.core.config import Workspace, locate, own_checkout
 from gputui.core.errors import ExplainedError
-from gputui.ui.cli.context import Exit, Session, fail, refuse
+from gputui.runs.agent_process import AgentUnreachableError
+from gputui.store.database import StoreError
+from gputui.ui.cli.context import Exit, Session, exit_on, fail, refuse, typed_moment
 from gputui.version import VERSION
 
 # section of the list of commands → command → (module, or module:function if that is not `command`; its line there)
@@ -197,8 +202,6 @@ def command(
         sys.exit(print_once(ctx.obj, at=at, as_json=as_json))
     if as_json:
         fail("--json goes with --record and --once", Exit.USAGE)
-    from gputui.ui.interactive import open_screen
-
     sys.exit(open_screen(ctx.obj, demo=demo, at=at))
 
 
@@ -214,6 +217,65 @@ def is_anothers(workspace: Workspace) -> bool:
         share = "its owner can share it by group: NAME in record.yaml, and chmod g+x on the folders above"
         fail(f"{workspace.state} may not be read by you; {share}", Exit.REFUSED)
     return is_there and not os.access(workspace.state, os.W_OK)
+
+
+def open_screen(session: Session, *, demo: bool, at: str | None = None) -> int:
+    """Open the screen, at the present or at the moment ``at``. Needs a terminal."""
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        fail("the screen needs a terminal; gputui --once and gputui --record work without one", Exit.USAGE)
+    if not sys.stderr.isatty():
+        # Textual draws on the standard error output.
+        fail("the screen is drawn on the standard error output; leave it to the terminal (no 2>FILE)", Exit.USAGE)
+    if demo:
+        return open_demo(readonly=session.is_readonly, settings=session.workspace.settings, at=at)
+    moment_at = typed_moment(at)
+    if session.is_readonly and not session.workspace.database.exists():
+        fail(f"nothing was recorded in {session.workspace.state}, and --readonly starts no agent", Exit.REFUSED)
+    return show(session.workspace, readonly=session.is_readonly, demo=False, moment_at=moment_at)
+
+
+def show(workspace: Workspace, *, readonly: bool, demo: bool, moment_at: float | None = None) -> int:
+    """Run the screen in a home, which is created unless it is only read; returns the exit code."""
+    if not readonly:
+        before = f"cannot use {workspace.state}: "
+        after = "; choose another --home"
+        with exit_on(OSError, code=Exit.UNREACHABLE, before=before, after=after):
+            workspace.create()
+    # Imported modules are no garbage; collecting now would only delay the first frame.
+    gc.disable()
+    from gputui.ui.tui.data.feed import Feed
+    from gputui.ui.views.snapshot import Moment
+
+    # The first snapshot is read while the screen is still being imported.
+    feed = Feed(workspace)
+    moment = None if moment_at is None else Moment(moment_at)
+    feed.look_back(moment)
+    feed.start()
+    from gputui.ui.tui.app import run
+
+    gc.freeze()
+    gc.enable()
+    return run(workspace, feed, readonly=readonly, demo=demo)
+
+
+def open_demo(*, readonly: bool, settings: Path, at: str | None) -> int:
+    """Open the screen in a home of simulated GPUs and past runs, which is removed at the end.
+
+    Args:
+        readonly: whether the screen changes nothing.
+        settings: the user's file of settings, which applies there and remains as it is.
+        at: the moment to show, as typed; None for the present.
+    """
+    from gputui.ui.demo.home import demo_home
+
+    click.echo("preparing the demo: eight simulated GPUs with a week of past runs …", err=True)
+    try:
+        with demo_home() as workspace:
+            with contextlib.suppress(OSError):
+                shutil.copyfile(settings, workspace.settings)
+            return show(workspace, readonly=readonly, demo=True, moment_at=typed_moment(at))
+    except (StoreError, AgentUnreachableError, OSError) as error:
+        fail(f"the demo cannot start: {error}", Exit.UNREACHABLE)
 
 
 def entry() -> None:

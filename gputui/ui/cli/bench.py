@@ -119,6 +119,8 @@ def _measure(session: Session, spec: RunSpec, count: int, unit: str, *, quiet: b
 
 
 def _print(rows: list[ScalingRow], unit: str) -> None:
+    """Print a row for each number of ranks, and where most time is lost."""
+
     def share(value: float | None) -> str:
         if value is None:
             return units.UNKNOWN
@@ -150,20 +152,20 @@ def _print(rows: list[ScalingRow], unit: str) -> None:
         unit.upper(), "PER SECOND", "SPEED-UP", "EFFICIENCY", "STEP", "COMM", "DATA", "+COMM", "+DATA", "+REST", "RUN",
     )  # fmt: skip
     print_table(head, table)
-    if (remark := _loss_words(rows[-1], unit)) is not None:
+    if (remark := _lost_time_words(rows[-1], unit)) is not None:
         say(remark)
 
 
-def _loss_words(row: ScalingRow, unit: str) -> str | None:
+def _lost_time_words(row: ScalingRow, unit: str) -> str | None:
     """The largest loss of time with the most ranks; None if none is."""
     if row.extra_other_seconds is None:
         return "where it is lost is unknown: the runs report no step_time, comm_time or data_time"
     computation = "in the computation itself: clocks, uneven ranks, shared processors or memory"
-    seconds, place = max(
+    seconds, where = max(
         (row.extra_comm_seconds or 0.0, "in collectives"),
         (row.extra_data_seconds or 0.0, "waiting for data"),
         (row.extra_other_seconds, computation),
     )
     if seconds > 0:
-        return f"most is lost {place}: {1000 * seconds:.1f} ms a step with {row.ranks} {unit}"
+        return f"most is lost {where}: {1000 * seconds:.1f} ms a step with {row.ranks} {unit}"
     return None

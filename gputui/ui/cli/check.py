@@ -88,7 +88,7 @@ def command(
 
 
 def verdict(results: Sequence[CheckResult], launch: str) -> str:
-    """The result of all checks for the command ``launch``."""
+    """``✓ ready: gputui run cnn``: the result of all checks for the command ``launch``."""
     failures = [result.name for result in results if result.status == "fail"]
     if failures:
         return f"✗ {launch} would be refused: {', '.join(failures)}"

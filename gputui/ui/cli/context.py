@@ -95,7 +95,14 @@ Function = Callable[..., Any]
 def verb(
     name: str, *, changes: Changes, has_json: bool = False, cls: type[Verb] = Verb, **settings: Any
 ) -> Callable[[Function], Verb]:
-    """Make a function, which gets the session first, a command; a `Group` does so for its subcommands."""
+    """Make a function, which gets the session first, a command; a `Group` does so for its subcommands.
+
+    Args:
+        changes: whether it changes anything.
+        has_json: whether it has the option ``--json``.
+        cls: the class of the command.
+        settings: those of click.
+    """
     make = click.command(name, cls=cls, changes=changes, has_json=has_json, **settings)
     return lambda function: make(click.pass_obj(function))
 
@@ -161,7 +168,12 @@ class RunName(click.ParamType[str]):
 
 
 class Session(Struct, frozen=True):
-    """The workspace of one command, with access to its store and agent."""
+    """The workspace of one command, with access to its store and agent.
+
+    Attributes:
+        is_readonly: whether commands that change something are refused.
+        is_anothers: whether the home is another user's.
+    """
 
     workspace: Workspace
     is_readonly: bool = False
@@ -200,8 +212,17 @@ class Session(Struct, frozen=True):
             ensure_agent(self.workspace, report=report_progress)
 
     def ask(self, verb: str, run_id: str | None, *, meanwhile: str = "", **args: Any) -> dict[str, Any]:
-        """Send a command to the agent and return the answer. ``meanwhile`` is a remedy while nothing can be
-        written. Raises CommandRefusedError."""
+        """Send a command to the agent and return the answer.
+
+        Args:
+            verb: one of the agent's commands.
+            run_id: the run that it is about; None if about none.
+            meanwhile: a remedy while nothing can be written.
+            args: the arguments of the command.
+
+        Raises:
+            CommandRefusedError: the agent refuses it.
+        """
         self.need_agent()
         with closing(self.commander()) as connection, self.writing(meanwhile):
             arguments = {**args, "asker": asker()}
@@ -227,6 +248,7 @@ class Session(Struct, frozen=True):
             fail(f"cannot write {self.workspace.state}: {reason}; {remedy}", Exit.REFUSED)
 
     def commander(self) -> sqlite3.Connection:
+        """A connection that may submit commands; ends the command if there is none."""
         with exit_on(StoreError, code=Exit.UNREACHABLE):
             return open_commander(self.workspace.database)
 
@@ -314,6 +336,7 @@ def typed_moment(at: str | None) -> float | None:
 
 
 def print_json(value: Any) -> None:
+    """Print a value as JSON, indented for a person at a terminal."""
     indent = None if terminal_columns() is None else 2
     click.echo(json.dumps(value, indent=indent, ensure_ascii=False))
 
@@ -365,28 +388,37 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, spare: 
 def table_lines(
     header: Sequence[str], rows: Sequence[Sequence[str]], spare: Sequence[str], room: int | None
 ) -> list[str]:
-    """A table in lines of at most ``room`` cells. What is too wide loses the middles of its longest cells before the
-    last column, then the columns of ``spare``, the first ones first, then the end of the last column."""
+    """The lines of `print_table`.
+
+    What is too wide loses the middles of its longest cells before the last column, then columns that can be spared,
+    then the end of the last column.
+
+    Args:
+        header: the titles of the columns.
+        rows: the cells of each row.
+        spare: titles of columns that can be spared, the first ones first.
+        room: the most cells of a line; None for any.
+    """
     table = [[clean(cell) for cell in row] for row in (header, *rows)]
     widths = [max(cell_width(cell) for cell in column) for column in zip(*table, strict=True)]
-    places = list(range(len(header)))
+    columns = list(range(len(header)))
 
     def excess() -> int:
-        needed = sum(widths[place] + len(_GAP) for place in places[:-1]) + min(widths[-1], LEAST_LAST_COLUMNS)
+        needed = sum(widths[column] + len(_GAP) for column in columns[:-1]) + min(widths[-1], LEAST_LAST_COLUMNS)
         if room is None:
             return 0
         return needed - room
 
-    for place in sorted(places[:-1], key=lambda place: -widths[place]):
-        if excess() > 0 and widths[place] > LONGEST_CELLS:
-            widths[place] = max(LONGEST_CELLS, widths[place] - excess())
+    for column in sorted(columns[:-1], key=lambda column: -widths[column]):
+        if excess() > 0 and widths[column] > LONGEST_CELLS:
+            widths[column] = max(LONGEST_CELLS, widths[column] - excess())
     for name in spare:
         if excess() > 0 and name in header:
-            places.remove(header.index(name))
-    *before, last = places
+            columns.remove(header.index(name))
+    *before, last = columns
     lines = []
     for row in table:
-        cells = [fit(clip_middle(row[place], widths[place]), widths[place]) for place in before]
+        cells = [fit(clip_middle(row[column], widths[column]), widths[column]) for column in before]
         lines.append(_GAP.join([*cells, row[last]]).rstrip())
     if room is None:
         return lines

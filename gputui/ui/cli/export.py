@@ -45,11 +45,11 @@ def command(
             where = f"{view.run_id}-{name}"
         target = absolute_target(name, where, Path.cwd())
         if not follow:
-            written = _once(connection, view, names, name, target, force)
+            count = _once(connection, view, names, name, target, force)
     if follow:
-        written = _follow(session, view, names, name, target)
-    plural = "" if written == 1 else "s"
-    say(f"{written} {FORMATS[name].unit}{plural} of {view.run_id} in {redact_text(where)}")
+        count = _follow(session, view, names, name, target)
+    plural = "" if count == 1 else "s"
+    say(f"{count} {FORMATS[name].unit}{plural} of {view.run_id} in {redact_text(where)}")
 
 
 def _once(
@@ -77,14 +77,14 @@ def _follow(session: Session, view: Run, names: tuple[str, ...], name: Format, t
 
     if not view.state.is_over:
         session.need_agent()
-    place = redact_text(target)
+    destination = redact_text(target)
     try:
         with exit_on(StoreError, sqlite3.Error, code=Exit.UNREACHABLE):
             return Follower(session.workspace, view.run_id, name, target, names).run()
     except HeldElsewhereError:
-        fail(f"another process follows {view.run_id} to {place} already", Exit.REFUSED)
+        fail(f"another process follows {view.run_id} to {destination} already", Exit.REFUSED)
     except OSError as error:
-        fail(f"cannot write {error.filename or place}: {error.strerror or error}", Exit.REFUSED)
+        fail(f"cannot write {error.filename or destination}: {error.strerror or error}", Exit.REFUSED)
     except KeyboardInterrupt:
         say(f"{view.run_id} continues; the same command resumes the export")
         raise SystemExit(Exit.INTERRUPTED) from None

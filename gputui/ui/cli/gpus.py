@@ -1,4 +1,4 @@
-"""`gputui gpus`."""
+"""`gputui gpus`: the GPUs and their users, and with --recommend those for another program."""
 
 from __future__ import annotations
 
@@ -10,7 +10,16 @@ from contextlib import closing
 import click
 
 from gputui.core import units
+from gputui.core.text import clean
+from gputui.core.yaml_forms.problems import shorten
+from gputui.core.yaml_forms.quantities import parse_size
+from gputui.machine.gpu_model import GpuFacts
+from gputui.machine.topology import GpuPair
 from gputui.metrics.progress import rank_rows
+from gputui.profiles.doctor import gpus as driver_gpus
+from gputui.profiles.gpu_checks import GpuSituation
+from gputui.profiles.recommend import recommend, usable
+from gputui.profiles.situation import read_situation
 from gputui.runs.gpu_conditions import EXCLUDED, condition_of
 from gputui.runs.process_words import process_words
 from gputui.store.agent import AgentView, read_agent
@@ -68,7 +77,7 @@ def command(
     if quarantine is not None:
         session.ask("quarantine_gpu", None, uuid=uuid_of.get(quarantine, quarantine), why=why)
     if recommend is not None:
-        from gputui.ui.cli.recommended_gpus import print_recommended
+        from gputui.ui.cli.gpus import print_recommended
 
         print_recommended(connection, gpus, recommend, memory, as_json)
         return
@@ -78,7 +87,7 @@ def command(
 
     quarantines = quarantined(connection)
     if as_json:
-        print_json(shapes(connection, gpus, quarantines))
+        print_json(stored_shapes(connection, gpus, quarantines))
         return
     if not gpus:
         say(problem or "no GPUs have been reported yet")
@@ -120,13 +129,15 @@ def _row(gpu: GpuView, quarantine: Quarantined | None, promised: str | None) -> 
     )
 
 
-def shapes(connection: sqlite3.Connection, gpus: list[GpuView], failed: dict[str, Quarantined]) -> list[Shape]:
-    """The JSON of the GPUs."""
+def stored_shapes(
+    connection: sqlite3.Connection, gpus: list[GpuView], quarantines: dict[str, Quarantined]
+) -> list[Shape]:
+    """The JSON of ``gputui gpus --json``, with the pace of the runs that is stored."""
     now = time.time()
     run_ids = {gpu.run_id for gpu in gpus if gpu.run_id is not None}
     attempts = {run_id: find_run(connection, run_id).attempt for run_id in run_ids}
     ranks = {run_id: rank_rows(queries.ranks(connection, run_id, attempts[run_id])) for run_id in run_ids}
-    return gpu_shapes(gpus, ranks, failed, xid_counts(connection, now))
+    return gpu_shapes(gpus, ranks, quarantines, xid_counts(connection, now))
 
 
 def wait_for_gpus(session: Session) -> tuple[list[GpuView], str | None]:
@@ -182,3 +193,76 @@ def gpu_user(gpu: GpuView, promised: str | None) -> str:
     if gpu.is_excluded:
         return "; ".join(filter(None, (user, EXCLUDED.removeprefix("is "))))
     return user or "no visible process"
+
+
+TOPOLOGY_SECONDS = 5.0
+
+
+def print_recommended(
+    connection: sqlite3.Connection, gpus: Sequence[GpuView], count: int, memory: str | None, as_json: bool
+) -> None:
+    """Print free and healthy GPUs for another program, as UUIDs for CUDA_VISIBLE_DEVICES or as JSON.
+
+    UUIDs mean the same GPUs in any CUDA order. Ends the command with exit code 3 and the reasons if too few are free.
+
+    Args:
+        gpus: all GPUs.
+        count: how many are requested.
+        memory: the least free memory of each, as typed; None for any.
+    """
+    memory_bytes = None
+    if memory is not None:
+        memory_bytes = parse_size(memory)
+        if memory_bytes is None:
+            fail(f"--memory: expected a size such as 16GiB, found {shorten(clean(memory))}", Exit.USAGE)
+    agent = read_agent(connection)
+    situation = read_situation(connection, time.time())
+    if situation is None:
+        fail("the driver has not answered yet; try again, or see gputui gpus", Exit.REFUSED)
+    pairs: tuple[GpuPair, ...] = ()
+    if count > 1 and agent is not None and agent.source == "nvml":
+        # Only the driver knows the topology. A child process asks it, because it may hang.
+        pairs = driver_gpus.read_gpus(None, deadline_seconds=TOPOLOGY_SECONDS).pairs
+    recommended = recommend(count, situation, memory_bytes, pairs)
+    if recommended is None:
+        fail(_refusal(situation, count, memory_bytes), Exit.REFUSED)
+    value = ",".join(gpu.uuid for gpu in recommended)
+    if not as_json:
+        say(value)
+        return
+    free_bytes = {gpu.uuid: _free_bytes(gpu) for gpu in gpus}
+    shapes = [
+        {"index": gpu.index, "uuid": gpu.uuid, "name": gpu.name, "free_bytes": free_bytes[gpu.uuid]}
+        for gpu in recommended
+    ]
+    print_json({"cuda_visible_devices": value, "gpus": shapes, "links": _links(recommended, pairs)})
+
+
+def _refusal(situation: GpuSituation, count: int, memory_bytes: int | None) -> str:
+    """The number of free GPUs, and the reasons why the others are not."""
+    free_count = len(usable(situation, memory_bytes))
+    reasons = []
+    for gpu in sorted(situation.conditions, key=lambda gpu: gpu.facts.index):
+        reason = situation.unusable_reason(gpu, memory_bytes) or situation.busy_reason(gpu, memory_bytes)
+        if reason is not None:
+            reasons.append(f"GPU {gpu.facts.index} {clean(reason)}")
+    summary = f"{free_count} of {count} requested GPUs are available"
+    if not reasons:
+        return f"{summary}; this machine shows no GPU"
+    return f"{summary}: {'; '.join(reasons)}"
+
+
+def _links(recommended: Sequence[GpuFacts], pairs: Sequence[GpuPair]) -> list[dict[str, object]]:
+    """The connections between the chosen GPUs, as far as the driver reports them."""
+    indices = {gpu.index for gpu in recommended}
+    return [
+        {"gpus": [pair.first, pair.second], "path": pair.best_path, "p2p": pair.p2p}
+        for pair in pairs
+        if {pair.first, pair.second} <= indices
+    ]
+
+
+def _free_bytes(gpu: GpuView) -> int | None:
+    if gpu.memory_total_bytes is None or gpu.memory_used_bytes is None:
+        return None
+    return max(0, gpu.memory_total_bytes - gpu.memory_used_bytes)

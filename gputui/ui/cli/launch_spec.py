@@ -62,7 +62,19 @@ def resolve_spec(
     *,
     heeds_shell_gpus: bool = True,
 ) -> RunSpec:
-    """The specification of a run. Raises ParameterError, ResolveError."""
+    """The specification of a run.
+
+    Args:
+        changes: ``KEY=VALUE`` for parameters.
+        gpus: what ``--gpus`` says; None for what the profile says.
+        situation: the GPUs here; None if they do not matter, as on a target.
+        target: where the run runs; None for here.
+        heeds_shell_gpus: whether CUDA_VISIBLE_DEVICES of this shell counts.
+
+    Raises:
+        ParameterError: a value does not fit.
+        ResolveError: it cannot run so, with one line per problem.
+    """
     inventory: Sequence[GpuFacts] | None = None
     excluded: Collection[str] = ()
     if situation is not None:

@@ -42,10 +42,10 @@ def command(session: Session, run: str | None, follow: bool, rank: int | None, a
         attempts = session.workspace.run_dir(view.run_id) / "attempts"
         files = rank_logs(attempts / str(number), rank)
         if not files and not follow:
-            place = f"attempt {number}"
+            subject = f"attempt {number}"
             if rank is not None:
-                place += f", rank {rank}"
-            fail(f"{view.run_id} has no output of {place} in {attempts / str(number)}", Exit.REFUSED)
+                subject += f", rank {rank}"
+            fail(f"{view.run_id} has no output of {subject} in {attempts / str(number)}", Exit.REFUSED)
         positions = {
             log.path: print_tail(log.path, label(log, len(files) > 1), lines, with_rest=not follow) for log in files
         }
@@ -71,7 +71,13 @@ def _follow(
     number: int,
     positions: dict[Path, int],
 ) -> int:
-    """Print what is added from attempt ``number`` on until the run is over; returns its last attempt."""
+    """Print what is added from attempt ``number`` on until the run is over; returns its last attempt.
+
+    Args:
+        attempts: the folder of the run's attempts.
+        rank: the rank whose output is printed; None for all.
+        positions: how far each file was printed, which this moves on.
+    """
     while True:
         run = find_run(connection, run_id)
         is_over = run.state.is_over or run.attempt != number
@@ -113,15 +119,15 @@ def print_tail(path: Path, prefix: str, count: int, *, with_rest: bool) -> int:
 
 
 def follow_once(folder: Path, rank: int | None, positions: dict[Path, int], *, with_rest: bool) -> bool:
-    """Print what was added; returns whether there was something."""
+    """Print what was added to the logs of an attempt's folder; returns whether there was something."""
     files = rank_logs(folder, rank)
-    printed = False
+    has_printed = False
     for log in files:
         lines, positions[log.path] = new_lines(log.path, positions.get(log.path, 0), with_rest=with_rest)
         for line in lines:
             click.echo(label(log, len(files) > 1) + clean(line))
-            printed = True
-    return printed
+            has_printed = True
+    return has_printed
 
 
 def new_lines(path: Path, offset: int, *, with_rest: bool) -> tuple[list[str], int]:

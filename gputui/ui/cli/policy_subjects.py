@@ -26,7 +26,12 @@ from gputui.ui.cli.context import Exit, Session, exit_on, fail
 
 
 class PolicySubject(Struct, frozen=True):
-    """A policy, and the run that it applies to. ``profile`` or ``run`` is the given name."""
+    """A policy, and the run that it applies to.
+
+    Attributes:
+        situation: the run before its first failure.
+        profile, run: the name of the one that was given; None for a built-in policy.
+    """
 
     policy: Policy
     situation: Situation
@@ -47,6 +52,7 @@ class PolicySubject(Struct, frozen=True):
 
 
 def example(policy: Policy = POLICIES["standard"]) -> PolicySubject:
+    """A policy with a run that has every usual parameter."""
     return PolicySubject(policy, policy_simulation.fresh(policy_simulation.EXAMPLE))
 
 

@@ -24,8 +24,15 @@ def record(
     output: Path | None,
     rotate: str | None,
 ) -> int:
-    """Record in the foreground until stopped. ``prometheus`` is the address to serve metrics on;
-    ``output`` is a file for every sample, rotated at the size ``rotate``."""
+    """Record in the foreground until stopped; returns the exit code.
+
+    Args:
+        duration_seconds: how long at most; None for always.
+        as_json: whether samples are printed as JSON.
+        prometheus: the address to serve metrics on, such as ``127.0.0.1:9464``.
+        output: a file for every sample too.
+        rotate: the size at which a new file is begun, such as ``100MB``.
+    """
     samples = output_file(output, rotate)
     if prometheus is not None:
         _expose(session, address_of(prometheus))

@@ -100,18 +100,9 @@ def command(
     file here. What follows a script or -- belongs to it: gputui run --gpus 2 train.py --lr 0.1. A run
     is queued when its GPUs are busy, and survives the end of this terminal.
     """
-    from gputui.profiles.profile_file import ProfileNotFoundError
     from gputui.ui.cli import check, launch_spec
 
-    ctx = click.get_current_context()
-    if ctx.meta[IS_COMMAND]:
-        profile = launch_spec.typed_profile(argv, ctx.command)
-    elif len(argv) > 1:
-        fail(f"{argv[0]} is a profile, and {argv[1]} none of its options; --set changes a parameter", Exit.USAGE)
-    else:
-        after = "; no file or program has that name either"
-        with exit_on(ProfileNotFoundError, code=Exit.USAGE, after=after):
-            profile = launch_spec.load_profile(session, argv[0])
+    profile = _launched_profile(session, argv)
     job_options = {"partition": partition, "account": account}
     job = {key: value for key, value in job_options.items() if value is not None}
     limit: dict[str, float] = {}
@@ -127,15 +118,17 @@ def command(
         with exit_on(TypedTimeError, code=Exit.USAGE, before="--begin: "):
             begin_at = parse_begin(begin, time.time())
     if target is not None:
+        from gputui.profiles.describe import target_preview
         from gputui.profiles.preflight import check_elsewhere
         from gputui.profiles.targets import find_target, with_job_options
 
-        place = with_job_options(find_target(target, profile.form.targets, session.workspace), job)
+        settings = with_job_options(find_target(target, profile.form.targets, session.workspace), job)
         # The target itself is not asked, so that nothing waits for a network.
-        spec = launch_spec.resolve_spec(profile, changes, gpus, None, place)
+        spec = launch_spec.resolve_spec(profile, changes, gpus, None, settings)
         launch_spec.refuse_failed(check_elsewhere(spec, session.workspace.state))
         if dry_run:
-            print_preview(session, spec)
+            for line in target_preview(spec, session.workspace.runs):
+                say(line)
             return
     elif job:
         fail(f"--{next(iter(job))} goes with --on TARGET", Exit.USAGE)
@@ -156,12 +149,7 @@ def command(
     if priority is not None:
         spec = replace(spec, priority=priority)
     if predecessors:
-        ids: dict[bool, list[str]] = {False: [], True: []}
-        with closing(session.reader()) as connection:
-            for predecessor in predecessors:
-                earlier = session.find_run(connection, predecessor.removesuffix(ANY_END), only=True)
-                ids[predecessor.endswith(ANY_END)].append(earlier.run_id)
-        spec = replace(spec, after=tuple(ids[False]), after_any=tuple(ids[True]))
+        spec = _with_predecessors(session, spec, predecessors)
     run_id = submit(session, spec, name)
     if spec.gpus.shell is not None and not as_json:
         count = "no GPU"
@@ -181,6 +169,34 @@ def command(
             from gputui.recovery.actions import NO_CHECKPOINTS
 
             say(f"after a failure it is started again without a checkpoint: {NO_CHECKPOINTS} (gputui help recipes)")
+
+
+def _launched_profile(session: Session, argv: tuple[str, ...]) -> Profile:
+    """The profile that was named, or that of the typed script or command; ends the command if there is none."""
+    from gputui.profiles.profile_file import ProfileNotFoundError
+    from gputui.ui.cli import launch_spec
+
+    ctx = click.get_current_context()
+    if ctx.meta[IS_COMMAND]:
+        return launch_spec.typed_profile(argv, ctx.command)
+    if len(argv) > 1:
+        fail(f"{argv[0]} is a profile, and {argv[1]} none of its options; --set changes a parameter", Exit.USAGE)
+    with exit_on(ProfileNotFoundError, code=Exit.USAGE, after="; no file or program has that name either"):
+        return launch_spec.load_profile(session, argv[0])
+
+
+def _with_predecessors(session: Session, spec: RunSpec, predecessors: tuple[str, ...]) -> RunSpec:
+    """The specification of a run that starts after others: ``net-1`` once it succeeded, ``net-1:any`` once it ended."""
+    after: list[str] = []
+    after_any: list[str] = []
+    with closing(session.reader()) as connection:
+        for predecessor in predecessors:
+            run_id = session.find_run(connection, predecessor.removesuffix(ANY_END), only=True).run_id
+            if predecessor.endswith(ANY_END):
+                after_any.append(run_id)
+            else:
+                after.append(run_id)
+    return replace(spec, after=tuple(after), after_any=tuple(after_any))
 
 
 def _resolve_here(session: Session, profile: Profile, changes: tuple[str, ...], gpus: str | None) -> RunSpec:
@@ -212,14 +228,6 @@ def first_state(session: Session, run_id: str) -> str:
             time.sleep(0.02)
     state = RunState.QUEUED if run is None else run.state
     return str(state)
-
-
-def print_preview(session: Session, spec: RunSpec) -> None:
-    """Print what the run's target would get, without secrets."""
-    from gputui.profiles.describe import target_preview
-
-    for line in target_preview(spec, session.workspace.runs):
-        say(line)
 
 
 def submit(session: Session, spec: RunSpec, name: str | None) -> str:

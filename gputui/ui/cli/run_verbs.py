@@ -109,12 +109,13 @@ def restart(session: Session, choice: RunChoice) -> None:
 
     An active one is stopped first, if it is named and not chosen.
     """
-
-    def restart_one(run: Run) -> Answer:
-        return answer_of(session, "restart", run, **again_on_target(session, run, {}))
-
     variant = "restart" if choice.only else "restart by name"
-    for_each(session, choice, variant, restart_one)
+    for_each(
+        session,
+        choice,
+        variant,
+        lambda run: answer_of(session, "restart", run, **again_on_target(session, run, {})),
+    )
 
 
 @verb("rm", changes=is_no_rehearsal, has_json=True)

@@ -82,7 +82,12 @@ def filter_options(tag: str = "--tag") -> Decorator:
 def _as_argument(
     name: str, make: Callable[..., object], fields: Sequence[str], options: Sequence[Decorator]
 ) -> Decorator:
-    """Options whose values, by the names of ``fields``, a command gets as one argument that ``make`` makes of them."""
+    """Options whose values a command gets as one argument.
+
+    Args:
+        name: that of the argument.
+        make: makes it of the values, which it takes by the names of ``fields``.
+    """
 
     def decorate(function: Function) -> Function:
         @functools.wraps(function)
@@ -99,7 +104,14 @@ def _as_argument(
 
 
 class RunChoice(NamedTuple):
-    """The runs that a command line names and chooses, and what is to be done with them."""
+    """The runs that a command line names and chooses, and what is to be done with them.
+
+    Attributes:
+        names: ids or names; with ``only``, runs among them.
+        only: what the runs have in common.
+        is_sure: whether nobody is asked about runs that were not named.
+        is_rehearsal: whether the runs are only listed.
+    """
 
     names: tuple[str, ...]
     only: RunFilter
@@ -137,8 +149,14 @@ class Answer(NamedTuple):
 
 
 def for_each(session: Session, choice: RunChoice, verb: str, act: Callable[[Run], Answer]) -> None:
-    """Let ``act`` do ``verb``, a key of `REFUSALS`, with each chosen run, once the person has seen those that were not
-    named. Refusals are a line each; the exit code tells of them. ``act`` raises CommandRefusedError."""
+    """Act on each chosen run, once the person has seen those that were not named. Refusals are a line each, and the
+    exit code tells of them.
+
+    Args:
+        choice: which runs.
+        verb: what is done with them, a key of `REFUSALS`.
+        act: does it with one run; raises CommandRefusedError.
+    """
     word = verb.partition(" ")[0]
     if not choice.names and not choice.only:
         fail(f"name the runs, or choose them by --state, --profile, --older …; gputui {word} --help", Exit.USAGE)

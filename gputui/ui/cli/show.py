@@ -64,8 +64,19 @@ _NOT_RESUMED: dict[str | None, str] = {
 
 
 class RunDetails(Struct, frozen=True):
-    """One run with everything that is stored about it. ``costs`` are those of its incidents by
-    their ids, ``went_on`` says of each attempt from where it really went on."""
+    """One run with everything that is stored about it.
+
+    Attributes:
+        took: the GPU-hours and energy of all attempts.
+        costs: those of its incidents, by their ids.
+        went_on: from where each attempt really went on, by its number.
+        spans: when each attempt lived, which dates the checkpoints.
+        sinks: the targets of its live exports, by their names.
+        code: the version of its code as stored; None without a git checkout.
+        metrics_problem, loss_problem: a sentence; None if there is none.
+        sources: where its metrics come from.
+        size_bytes: the size of its folder; None if there was no time to measure it.
+    """
 
     row: RunRow
     history: RunHistory
@@ -124,6 +135,7 @@ def command(session: Session, run: str | None, with_diff: bool, against: str | N
 
 
 def read_details(session: Session, connection: sqlite3.Connection, run: Run, now: float) -> RunDetails:
+    """Everything that is stored about a run. Raises sqlite3.Error."""
     history = RunHistory.read(connection, run)
     line_counts = intake.intake(connection, run.run_id)
     loss_problem = None
@@ -256,12 +268,13 @@ def _cells(details: RunDetails, attempt: Attempt, now: float) -> tuple[str, ...]
         str(attempt.number),
         attempt.state,
         units.duration(attempt.ran_seconds(now)),
-        steps(attempt.first_step, attempt.last_step),
+        step_range(attempt.first_step, attempt.last_step),
         "; ".join(filter(None, (not_resumed, cause))),
     )
 
 
-def steps(first: int | None, last: int | None) -> str:
+def step_range(first: int | None, last: int | None) -> str:
+    """``1–400``; a dash if no step is known."""
     if first is None or last is None:
         return "–"
     return f"{units.count(first)}–{units.count(last)}"

@@ -9,7 +9,7 @@ import pytest
 from benchmarks.fakenvml.build import FakeNvml
 from gputui.store.agent import read_agent
 from gputui.store.hardware import quarantined, read_gpus
-from gputui.ui.cli.gpus import has_samples, shapes
+from gputui.ui.cli.gpus import has_samples, stored_shapes
 from tests.homes import NOW, Home
 from tests.machine.conftest import fake_library, fake_nvml  # noqa: F401 - fixtures
 from tests.machines import Machine
@@ -29,7 +29,7 @@ def test_gpus_tell_how_their_rank_does(home: Home, monkeypatch: pytest.MonkeyPat
     home.quarantine(4, "XID 48: double bit ECC error")
     home.xid(4, 48, "double bit ECC error")
     connection = home.connection
-    found = shapes(connection, read_gpus(connection, NOW), quarantined(connection))
+    found = stored_shapes(connection, read_gpus(connection, NOW), quarantined(connection))
     slow = found[2]
     assert slow["rank"] == 2 and slow["run_name"] == "gpt2-124m"
     assert slow["step_seconds"] == pytest.approx(0.45) and slow["data_wait_fraction"] == pytest.approx(0.12 / 0.45)
