@@ -55,8 +55,7 @@ from gputui.ui.demo.simulated_trainer import (
     MODELS,
     VALIDATION_STEPS,
     Continuation,
-    LossCurve,
-    lines,
+    SimulatedTraining,
     log_line,
     save,
 )
@@ -87,13 +86,19 @@ RECENT_STEPS = 150
 
 
 class Occupation(NamedTuple):
-    """An attempt on its GPUs; ``peak`` is the memory in bytes that it takes of each."""
+    """An attempt on its GPUs.
+
+    Attributes:
+        began_at, ended_at: UTC unix seconds; infinity while it lives.
+        gpus: their indices, by rank.
+        peak_bytes: the memory that it takes of each.
+    """
 
     began_at: float
     ended_at: float
     run_id: str
     gpus: tuple[int, ...]
-    peak: int
+    peak_bytes: int
 
 
 Play = Iterator[float]
@@ -101,8 +106,14 @@ Play = Iterator[float]
 
 
 class DemoPast:
-    """Makes the history of a home with a simulated machine; ``host`` is this one if None. ``at`` is the time of the
-    agent's code, in UTC unix seconds."""
+    """Makes the history of a home with a simulated machine.
+
+    Attributes:
+        now: the present, where the past ends.
+        at: the time of the agent's code while it writes. Both are UTC unix seconds.
+        gpus: those of the simulated machine.
+        busy: what attempts did on the GPUs.
+    """
 
     def __init__(
         self, workspace: Workspace, source: SimulatedSource, now: float, host: HostSample | None = None
@@ -110,7 +121,7 @@ class DemoPast:
         self.workspace = workspace
         self._host = host or HostSampler(workspace.state).sample(now, now)
         self.source = source
-        self.until = now
+        self.now = now
         self.at = now
         self.connection = open_writer(workspace.database)
         self.context = AgentContext.of(
@@ -120,18 +131,26 @@ class DemoPast:
         self.busy: list[Occupation] = []
 
     def make(self, study: Callable[[DemoPast, Path], Play], stories: Sequence[Story] = STORIES) -> None:
-        """Write it; ``study`` plays the study of a file. Raises sqlite3.Error, OSError."""
-        self.at = self.until - 7 * DAY
+        """Write the history in the order of its moments.
+
+        Args:
+            study: plays the study of a file.
+            stories: the other runs.
+
+        Raises:
+            sqlite3.Error, OSError: it cannot be written.
+        """
+        self.at = self.now - 7 * DAY
         write_profiles(self.workspace, self.at)
         inventory = self.source.inventory(self.at)
         self.gpus = inventory.gpus
         self.context.recorder.take([inventory])
         self.context.recorder.flush()
         plays = [
-            (self.until - STUDY_AGO, 0, study(self, self.workspace.study_files / f"{STUDY}.yaml")),
-            (self.until - CHANGED_AGO, 1, change_script(self.workspace.profiles, self.until - CHANGED_AGO)),
-            (self.until - SAMPLED_SECONDS, 2, self._sample()),
-            *((self.until - story.began_ago, number, self._play(story)) for number, story in enumerate(stories, 3)),
+            (self.now - STUDY_AGO, 0, study(self, self.workspace.study_files / f"{STUDY}.yaml")),
+            (self.now - CHANGED_AGO, 1, change_script(self.workspace.profiles, self.now - CHANGED_AGO)),
+            (self.now - SAMPLED_SECONDS, 2, self._sample()),
+            *((self.now - story.began_ago, number, self._play(story)) for number, story in enumerate(stories, 3)),
         ]
         # Events are shown in the order in which they were written.
         heapq.heapify(plays)
@@ -214,7 +233,11 @@ class DemoPast:
         log.write_text("\n".join([f"training on {len(gpus)} GPUs", *printed, act.log]))
         if act.is_live:
             read_rest(self.context, run_id, 60.0)
-            self._see_checkpoints(run_id, attempt.number)
+            # As the agent does while the attempt lives.
+            search = search_now(self.context, self._run(run_id))
+            if search is not None:
+                with transaction(connection):
+                    store_scan(connection, attempt.number, scan(search, self.at))
             self.busy.append(Occupation(began_at, math.inf, run_id, gpus, peak))
             return
         self.busy.append(Occupation(began_at, self.at, run_id, gpus, peak))
@@ -251,12 +274,19 @@ class DemoPast:
         folder = self.workspace.run_dir(run_id)
         params = {name: float(str(value)) for name, value in attempt.params.items()}
         model = MODELS[self._run(run_id).profile]
-        samples = int(params["batch_size"] * params["grad_accum"])
-        step_seconds = act.step_seconds or model.step_seconds(samples)
+        training = SimulatedTraining(
+            model,
+            int(params["steps"]),
+            params["lr"],
+            params["weight_decay"],
+            int(params["batch_size"]),
+            int(params["grad_accum"]),
+        )
+        step_seconds = act.step_seconds or model.step_seconds(training.samples)
         first_step = attempt.resumed_step or 0
         first_at = self.at + act.start_seconds
         if act.is_live:
-            act = replace(act, last_step=first_step + int((self.until - first_at) / step_seconds))
+            act = replace(act, last_step=first_step + int((self.now - first_at) / step_seconds))
         saved = _saved_steps(act, first_step)
         steps = _written_steps(act, first_step, saved)
         if act.is_live:
@@ -266,17 +296,12 @@ class DemoPast:
             with transaction(self.connection):
                 note_running(self.context, run_id, attempt.number, "first step read")
         written: list[dict[str, object]] = []
-        curve = LossCurve.of(model, int(params["steps"]), params["lr"], params["weight_decay"])
         printed: list[str] = []
-        peak = model.peak_bytes(int(params["batch_size"]))
         for step in steps:
             at = first_at + (step - first_step) * step_seconds
             if step % LOG_STEPS == 0:
-                printed.append(log_line(step, curve.total, curve.training(step)))
-            written += lines(
-                step, at, curve=curve, ranks=ranks, batch_size=samples, step_seconds=step_seconds, lr=params["lr"],
-                peak=peak,
-            )  # fmt: skip
+                printed.append(log_line(step, training.steps, training.training_loss(step)))
+            written += training.lines(step, at, ranks, step_seconds)
         with (folder / "metrics.jsonl").open("a") as file:
             file.writelines(json.dumps(line) + "\n" for line in written)
         for step in saved:
@@ -284,19 +309,12 @@ class DemoPast:
             os.utime(save(folder / "checkpoints", step, model.checkpoint_bytes), (at, at))
         self.at = first_at + (act.last_step - first_step) * step_seconds + 1.0
         if act.is_live:
-            self.at = self.until
+            self.at = self.now
             fails_at = None
             if act.fails_after is not None:
                 fails_at = act.last_step + act.fails_after
             Continuation(act.last_step, fails_at).write(folder)
         return printed
-
-    def _see_checkpoints(self, run_id: str, number: int) -> None:
-        """Record the checkpoints of a live attempt, as the agent does while it lives."""
-        search = search_now(self.context, self._run(run_id))
-        if search is not None:
-            with transaction(self.connection):
-                store_scan(self.connection, number, scan(search, self.at))
 
     def _end(self, run_id: str, attempt: Attempt, act: Act, began_at: float, uuids: tuple[str, ...]) -> None:
         context = self.context
@@ -325,8 +343,8 @@ class DemoPast:
 
     def _sample(self) -> Play:
         """Record GPUs and host: a sample per minute, at the end one every five seconds, with the alerts that follow."""
-        begin = self.until - SAMPLED_SECONDS
-        recent = self.until - 900.0
+        begin = self.now - SAMPLED_SECONDS
+        recent = self.now - 900.0
         times = [begin + 60.0 * number for number in range(int((recent - begin) // 60.0))]
         times += [recent + 5.0 * number for number in range(1, 181)]
         recorder = self.context.recorder
@@ -337,8 +355,8 @@ class DemoPast:
         for number, at in enumerate(times):
             yield at
             occupants = [
-                Occupant(self.gpus[index].uuid, pid, run_id, rank, peak, began_at)
-                for began_at, ended_at, run_id, gpus, peak in self.busy
+                Occupant(self.gpus[index].uuid, pid, run_id, rank, peak_bytes, began_at)
+                for began_at, ended_at, run_id, gpus, peak_bytes in self.busy
                 if began_at <= at < ended_at
                 for rank, index in enumerate(gpus)
             ]

@@ -32,7 +32,14 @@ OOM = """\
 
 
 class TrainedModel(NamedTuple):
-    """What is trained, with the usual samples of a step and rank. A checkpoint holds its weights."""
+    """What is trained.
+
+    Attributes:
+        usual_samples: those of a step of a rank, which takes ``usual_seconds``.
+        first_loss, last_loss: of a training with the best parameters.
+        checkpoint_bytes: the size of its weights.
+        sample_bytes: the memory that a sample of a batch takes.
+    """
 
     usual_seconds: float
     usual_samples: int
@@ -61,8 +68,12 @@ SHORT_STEPS = 12_000
 
 
 class Continuation(NamedTuple):
-    """Where a run of the demo's past goes on: a JSON file in its folder that its next process takes away. Rank 1 runs
-    out of memory at the step ``fails_at``."""
+    """Where a run of the demo's past goes on: a JSON file in its folder that its next process takes away.
+
+    Attributes:
+        step: the last one that was made.
+        fails_at: the step at which rank 1 runs out of memory; None if it does not.
+    """
 
     step: int
     fails_at: int | None = None
@@ -97,73 +108,79 @@ def drift(step: int, knot_steps: int, *key: int) -> float:
     return before + (after - before) * into / knot_steps
 
 
-class LossCurve(NamedTuple):
-    """The losses of a training of ``total`` steps: fast at first, then slow, and ever less noisy."""
+class SimulatedTraining(NamedTuple):
+    """What a training measures with some parameters.
 
-    first: float
-    last: float
-    speed: float
-    total: int
-    seed: int
+    Its loss falls fast at first, then slowly, with ever less noise. The best learning rate ends lowest, a smaller one
+    is also slower.
 
-    @classmethod
-    def of(cls, model: TrainedModel, total: int, lr: float, weight_decay: float) -> "LossCurve":
-        """The curve of some parameters: the best learning rate ends lowest, a smaller one is also slower."""
-        penalty = 0.09 * math.log10(lr / LR) ** 2 + 1.2 * (weight_decay - WEIGHT_DECAY) ** 2
-        speed = min(1.5, (lr / LR) ** 0.3)
-        seed = int(model.first_loss * 1000) + int(lr * 1e7) + int(weight_decay * 1e5)
-        return cls(model.first_loss, model.last_loss * (1 + penalty), speed, total, seed)
+    Attributes:
+        steps: how many it makes.
+        batch_size, accumulated: samples of a batch of a rank, and batches of a step.
+    """
 
-    def training(self, step: int) -> float:
+    model: TrainedModel
+    steps: int
+    lr: float
+    weight_decay: float
+    batch_size: int = 1
+    accumulated: int = 1
+
+    @property
+    def seed(self) -> int:
+        """What tells its noise from that of other trainings."""
+        return int(self.model.first_loss * 1000) + int(self.lr * 1e7) + int(self.weight_decay * 1e5)
+
+    @property
+    def samples(self) -> int:
+        """The samples of a step of a rank."""
+        return self.batch_size * self.accumulated
+
+    def training_loss(self, step: int) -> float:
         """The loss of a step's batch. Its noise is that of single batches, so that a mean still falls."""
-        wide = 0.008 + 0.05 * math.exp(-8 * step / self.total)
-        return self._smooth(step) * (1 + wide * (noise(self.seed, step) + noise(self.seed, step, 5)))
+        width = 0.008 + 0.05 * math.exp(-8 * step / self.steps)
+        return self._smooth_loss(step) * (1 + width * (noise(self.seed, step) + noise(self.seed, step, 5)))
 
-    def validation(self, step: int) -> float:
+    def validation_loss(self, step: int) -> float:
         """The loss on the validation data, which falls behind the training's."""
-        behind = 1.02 + 0.04 * step / self.total
-        return round(self._smooth(step) * behind * (1 + 0.008 * noise(self.seed, step, 6)), 5)
+        lag = 1.02 + 0.04 * step / self.steps
+        return round(self._smooth_loss(step) * lag * (1 + 0.008 * noise(self.seed, step, 6)), 5)
 
-    def _smooth(self, step: int) -> float:
-        done = step / self.total * self.speed
-        return self.last + (self.first - self.last) * (0.7 * math.exp(-18 * done) + 0.3 * math.exp(-2.2 * done))
+    def _smooth_loss(self, step: int) -> float:
+        first = self.model.first_loss
+        penalty = 0.09 * math.log10(self.lr / LR) ** 2 + 1.2 * (self.weight_decay - WEIGHT_DECAY) ** 2
+        last = self.model.last_loss * (1 + penalty)
+        done = step / self.steps * min(1.5, (self.lr / LR) ** 0.3)
+        return last + (first - last) * (0.7 * math.exp(-18 * done) + 0.3 * math.exp(-2.2 * done))
 
-
-def lines(
-    step: int,
-    at: float,
-    *,
-    curve: LossCurve,
-    ranks: int,
-    batch_size: int,
-    step_seconds: float,
-    lr: float,
-    peak: int,
-) -> Iterator[dict[str, Any]]:
-    """The lines of all ranks about a step; ``at`` is UTC, ``peak`` the most memory of a rank in bytes."""
-    seed = curve.seed
-    total = curve.total
-    warm = max(1, total // 20)
-    for rank in range(ranks):
-        slower = 0.02 * noise(seed, step, rank, 1) + 0.03 * drift(step, 150, seed, 2)
-        wait = 0.02 + 0.01 * abs(noise(seed, step, rank)) + 0.01 * abs(drift(step, 150, seed, rank))
-        line: dict[str, Any] = {
-            "step": step, "time": round(at, 3), "rank": rank,
-            "step_time": round(step_seconds * (1 + slower), 4),
-            "data_time": round(step_seconds * wait, 4), "gpu_mem_peak": peak,
-        }  # fmt: skip
-        if rank == 0:
-            steepness = 0.6 + 2.0 * math.exp(-step / warm)
-            line |= {
-                "loss": round(curve.training(step), 5),
-                "lr": lr * min(1.0, step / warm) * 0.5 * (1 + math.cos(math.pi * step / total)),
-                "grad_norm": round(steepness * (1 + 0.2 * noise(seed, step, 2) + 0.2 * drift(step, 300, seed, 3)), 4),
-                "samples_per_s": round(ranks * batch_size / (step_seconds * (1 + slower)), 1),
-                "total_steps": total,
+    def lines(self, step: int, at: float, ranks: int, step_seconds: float) -> Iterator[dict[str, Any]]:
+        """The lines of all ranks about a step at a time (UTC unix seconds)."""
+        seed = self.seed
+        warm = max(1, self.steps // 20)
+        for rank in range(ranks):
+            slower = 0.02 * noise(seed, step, rank, 1) + 0.03 * drift(step, 150, seed, 2)
+            wait = 0.02 + 0.01 * abs(noise(seed, step, rank)) + 0.01 * abs(drift(step, 150, seed, rank))
+            line: dict[str, Any] = {
+                "step": step,
+                "time": round(at, 3),
+                "rank": rank,
+                "step_time": round(step_seconds * (1 + slower), 4),
+                "data_time": round(step_seconds * wait, 4),
+                "gpu_mem_peak": self.model.peak_bytes(self.batch_size),
             }
-            if step % VALIDATION_STEPS == 0 and step:
-                line["val/loss"] = curve.validation(step)
-        yield line
+            if rank == 0:
+                steepness = 0.6 + 2.0 * math.exp(-step / warm)
+                grad_norm = steepness * (1 + 0.2 * noise(seed, step, 2) + 0.2 * drift(step, 300, seed, 3))
+                line |= {
+                    "loss": round(self.training_loss(step), 5),
+                    "lr": self.lr * min(1.0, step / warm) * 0.5 * (1 + math.cos(math.pi * step / self.steps)),
+                    "grad_norm": round(grad_norm, 4),
+                    "samples_per_s": round(ranks * self.samples / (step_seconds * (1 + slower)), 1),
+                    "total_steps": self.steps,
+                }
+                if step % VALIDATION_STEPS == 0 and step:
+                    line["val/loss"] = self.validation_loss(step)
+            yield line
 
 
 def log_line(step: int, total: int, loss: float) -> str:
@@ -260,9 +277,10 @@ def steps(options: argparse.Namespace, rank: int, ranks: int, should_stop: list[
     """Make the steps that are left, until ``should_stop`` is filled or the ``store`` is gone; returns the exit code."""
     begin, fails_at = Continuation(*json.loads(os.environ["CONTINUATION"]))
     model = MODELS[options.model]
-    samples = options.batch_size * options.grad_accum
-    step_seconds = model.step_seconds(samples) * min(1.0, options.steps / SHORT_STEPS)
-    curve = LossCurve.of(model, options.steps, options.lr, options.weight_decay)
+    training = SimulatedTraining(
+        model, options.steps, options.lr, options.weight_decay, options.batch_size, options.grad_accum
+    )
+    step_seconds = model.step_seconds(training.samples) * min(1.0, options.steps / SHORT_STEPS)
     out = os.open(os.environ["GPUTUI_METRICS"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     folder = options.out / "checkpoints"
     began_at = time.monotonic()
@@ -274,11 +292,8 @@ def steps(options: argparse.Namespace, rank: int, ranks: int, should_stop: list[
         if step == fails_at and rank == 1:
             sys.stderr.write(OOM)
             return 1
-        lines_of_ranks = lines(
-            step, time.time(), curve=curve, ranks=ranks, batch_size=samples,
-            step_seconds=step_seconds, lr=options.lr, peak=model.peak_bytes(options.batch_size),
-        )  # fmt: skip
-        line = next(line for line in lines_of_ranks if line["rank"] == rank)
+        lines = training.lines(step, time.time(), ranks, step_seconds)
+        line = next(line for line in lines if line["rank"] == rank)
         os.write(out, f"{json.dumps(line)}\n".encode())
         if rank == 0 and step % LOG_STEPS == 0:
             say(log_line(step, options.steps, line["loss"]))

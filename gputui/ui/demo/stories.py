@@ -63,11 +63,21 @@ FAULT = BUS_ERROR.replace("rank3", "rank1")
 
 
 class Act(Struct, frozen=True):
-    """One attempt: its last step, its output's end, its last GPU's XID, why it was pruned, how many checkpoints it
-    leaves, and the time of a step if it is not that of its model.
+    """One attempt.
 
-    After a stop, the run's owner resumed it with ``batch_size``. A live one trains on; if ``fails_after`` so many
-    steps, it then runs out of memory.
+    Attributes:
+        log: the end of its output.
+        code: its exit code.
+        xid: what the driver reported of its last GPU; None if nothing.
+        is_stopped: a person or a study stopped it.
+        pruned: why its study pruned it.
+        max_lines: about how many steps it writes.
+        checkpoints: how many it leaves.
+        is_live: it trains on when the demo begins.
+        fails_after: of a live one: after how many steps it runs out of memory; None if it does not.
+        batch_size: with what its run was resumed after a stop.
+        start_seconds: the time before its first step.
+        step_seconds: None for that of its model.
     """
 
     last_step: int
@@ -86,8 +96,15 @@ class Act(Struct, frozen=True):
 
 
 class Story(Struct, frozen=True):
-    """One run: its start in seconds ago, GPUs, attempts, and learning rate if not the profile's. One without attempts
-    is queued."""
+    """One run.
+
+    Attributes:
+        began_ago: seconds from its launch to now.
+        gpus: their indices.
+        acts: its attempts; one without any is queued.
+        actor: who launched it.
+        lr: None for the learning rate of its profile.
+    """
 
     profile: str
     began_ago: float

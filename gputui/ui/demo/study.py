@@ -26,7 +26,7 @@ from gputui.studies.importances import importances
 from gputui.studies.rungs import pruning_reason
 from gputui.studies.spec import Objective, StudySpec
 from gputui.studies.study_file import load_study
-from gputui.ui.demo.simulated_trainer import MODELS, VALIDATION_STEPS, LossCurve
+from gputui.ui.demo.simulated_trainer import MODELS, VALIDATION_STEPS, SimulatedTraining
 from gputui.ui.demo.stories import STUDY
 
 if TYPE_CHECKING:
@@ -37,16 +37,24 @@ ACTOR = "ada"
 
 
 class _TrialCurve(Struct, frozen=True):
-    """A trial's values at its rungs, and why it was pruned. Times are UTC unix seconds."""
+    """A trial's values at its rungs, and why it was pruned.
+
+    Attributes:
+        begin: UTC unix seconds.
+        values: the losses at its rungs, the first rung's first.
+        reason: None if it came to its end.
+    """
 
     begin: float
     values: tuple[float, ...]
     reason: str | None = None
 
     def at(self, rung: int) -> float:
+        """When it reaches a rung, UTC unix seconds."""
         return self.begin + 20.0 + rung * VALIDATION_STEPS * STEP_SECONDS
 
     def best(self, rung: int) -> float:
+        """Its lowest loss up to a rung."""
         return min(self.values[:rung])
 
 
@@ -99,8 +107,8 @@ def _trial_curve(
     spec: StudySpec, params: Mapping[str, Any], begin: float, earlier: Sequence[_TrialCurve]
 ) -> _TrialCurve:
     """A trial's values at its rungs, up to where the median of earlier trials prunes it."""
-    losses = LossCurve.of(MODELS[spec.profile], int(params["steps"]), params["lr"], params["weight_decay"])
-    values = tuple(losses.validation(rung * VALIDATION_STEPS) for rung in range(1, spec.pruner.rungs + 1))
+    training = SimulatedTraining(MODELS[spec.profile], int(params["steps"]), params["lr"], params["weight_decay"])
+    values = tuple(training.validation_loss(rung * VALIDATION_STEPS) for rung in range(1, spec.pruner.rungs + 1))
     curve = _TrialCurve(begin, values)
     for rung in range(spec.pruner.warmup + 1, spec.pruner.rungs):
         now = curve.at(rung)

@@ -24,7 +24,7 @@ from gputui.store.studies import read_studies
 from gputui.ui.demo import past, simulated_trainer
 from gputui.ui.demo.home import demo_home
 from gputui.ui.demo.past import DemoPast
-from gputui.ui.demo.simulated_trainer import MODELS, WEIGHT_DECAY, LossCurve
+from gputui.ui.demo.simulated_trainer import MODELS, WEIGHT_DECAY, SimulatedTraining
 from gputui.ui.demo.stories import STORIES
 from gputui.ui.tui.commands import start_study
 from gputui.ui.tui.pages.study.choose import make_plan
@@ -102,11 +102,14 @@ def test_samples_a_second_do_not_depend_on_the_samples_of_a_step() -> None:
 )
 def test_losses_fall_so_steadily_that_no_alert_says_otherwise(model: str, total: int, lr: float, begin: int) -> None:
     """For the first three hours of a demo: a mean of losses is a better one within each ten minutes."""
-    curve, history = LossCurve.of(MODELS[model], total, lr, WEIGHT_DECAY), LossHistory()
+    training, history = SimulatedTraining(MODELS[model], total, lr, WEIGHT_DECAY), LossHistory()
     ten_minutes = int(600 / MODELS[model].usual_seconds)
     patience = RULES["no_improvement"].limits["steps"]
     for step in range(begin, begin + 18 * ten_minutes):
-        history.add(curve.training(step), step, None, patience)
+        history.add(training.training_loss(step), step, None, patience)
         assert (history.steps_since(step, patience) or 0) < ten_minutes
-    means = [statistics.fmean(map(value, range(begin, begin + 1000))) for value in (curve.training, curve.validation)]
+    means = [
+        statistics.fmean(map(value, range(begin, begin + 1000)))
+        for value in (training.training_loss, training.validation_loss)
+    ]
     assert means[0] < means[1] < 1.1 * means[0]
