@@ -42,8 +42,15 @@ def run_colour(run: Run) -> int:
     return (run.sequence - 1) % RUN_COLOURS
 
 
-def several_words(runs: Sequence[Run], left_out: Mapping[str, str], effect: str, *, with_sizes: bool = False) -> str:
-    """The question about several runs: which they are, what is done, and which are left out, with their reasons."""
+def runs_question(runs: Sequence[Run], left_out: Mapping[str, str], effect: str, *, with_sizes: bool = False) -> str:
+    """The question about several runs: ``a-1 (2.1 GB), a-2. Together at least 2.1 GB. … Left out: b-1 (still runs).``
+
+    Args:
+        runs: those that would be acted on.
+        left_out: why other marked runs are not among them, by their ids.
+        effect: a sentence on what would be done.
+        with_sizes: whether the question names the sizes of the runs' folders.
+    """
     size_of = {run.run_id: f" ({bytes_text(run.size_bytes)})" for run in runs if with_sizes}
     names = [f"{run.run_id}{size_of.get(run.run_id, '')}" for run in runs]
     parts = [f"{_joined(names)}.", effect]
@@ -68,14 +75,15 @@ def _joined(names: Sequence[str]) -> str:
 
 def state_sign(row: RunRow, now: float) -> Sign:
     """The state of a run with its restarts; of one that makes no step, for how long that is so."""
-    stuck = stuck_seconds(row, now)
-    if stuck is not None:
-        return Sign("▲", f"no step {age(stuck)}", "warn")
+    silent = silent_seconds(row, now)
+    if silent is not None and not _has_made_all_steps(row.progress):
+        return Sign("▲", f"no step {age(silent)}", "warn")
     return sign_of(row.run)._replace(word=run_state_text(row.run))
 
 
 def status_line(row: RunRow, now: float) -> Span:
-    """A run in a few words beside its `state_sign`: time left, what it waits for, or why it ended."""
+    """``1 h 42 left``, ``2 h ago · out of memory``: a run beside its `state_sign`, with what it waits for or how it
+    ended."""
     run = row.run
     progress = row.progress
     if run.state == "queued":
@@ -105,8 +113,8 @@ def _end_line(run: Run, now: float) -> Span:
 
 
 def activity(row: RunRow, now: float, *, is_beside_sign: bool = False) -> Span | None:
-    """What a run with an attempt does or waits for, ``is_beside_sign`` without what its `state_sign` tells; None if it
-    makes steps as usual, or what it does is unknown."""
+    """What a run with an attempt does or waits for; None if it makes steps as usual, or what it does is unknown.
+    ``is_beside_sign`` leaves out what its `state_sign` tells."""
     run = row.run
     progress = row.progress
     if run.state == "queued" or run.state.is_over:
@@ -125,7 +133,7 @@ def activity(row: RunRow, now: float, *, is_beside_sign: bool = False) -> Span |
     if run.state == "starting":
         return (start_words(run, now), "dim")
     silent = silent_seconds(row, now)
-    if silent and progress.total_steps and (progress.step or 0) >= progress.total_steps:
+    if silent and _has_made_all_steps(progress):
         style = "text" if silent < SLOW_END_SECONDS else "warn"
         return (f"finishing for {_since(silent)}", style)
     if silent:
@@ -167,8 +175,8 @@ def tag_words(run: Run) -> str:
     return " ".join(f"#{clean(tag)}" for tag in run.tags)
 
 
-def several_tag_words(runs: Sequence[Run]) -> str:
-    """``base, large (5 of 8), small (a-1, a-2)``: the tags of several runs, with their runs unless it is all."""
+def shared_tag_words(runs: Sequence[Run]) -> str:
+    """``base, large (5 of 8), small (a-1, a-2)``: the tags of several runs, each with its runs unless all have it."""
     parts = []
     for tag in sorted({tag for run in runs for tag in run.tags}):
         owners = [run.run_id for run in runs if tag in run.tags]
@@ -217,11 +225,11 @@ def stop_words(row: RunRow, now: float) -> Span:
             text += f" · {problem} · given up after a minute of that"
         return (text, "warn")
     parts = [f"{_since(now - stop.since)}: waits for its exit (it may save a checkpoint)"]
-    is_seen = stop.saved_step is not None or row.run.target is None
-    if is_seen and (unsaved := unsaved_words(row.progress.step, stop)):
+    sees_checkpoints = stop.saved_step is not None or row.run.target is None
+    if sees_checkpoints and (unsaved := unsaved_words(row.progress.step, stop)):
         parts.append(unsaved)
     style = "text"
-    silent = _silence(row, now)
+    silent = _unusual_silence(row, now)
     if silent is not None:
         parts.append(f"no step for {_since(silent)}")
         style = "warn"
@@ -284,19 +292,16 @@ def placement_words(run: Run, now: float) -> Span:
 def silent_seconds(row: RunRow, now: float) -> float | None:
     """Seconds without a step, if that is unusually long for a training run; else None."""
     if row.run.shown_state == "running":
-        return _silence(row, now)
+        return _unusual_silence(row, now)
     return None
 
 
-def stuck_seconds(row: RunRow, now: float) -> float | None:
-    """`silent_seconds` of a run that has steps to make."""
-    progress = row.progress
-    if progress.total_steps is not None and (progress.step or 0) >= progress.total_steps:
-        return None
-    return silent_seconds(row, now)
+def _has_made_all_steps(progress: Progress) -> bool:
+    return progress.total_steps is not None and (progress.step or 0) >= progress.total_steps
 
 
-def _silence(row: RunRow, now: float) -> float | None:
+def _unusual_silence(row: RunRow, now: float) -> float | None:
+    """Seconds since the newest line of metrics, if it is unusually long ago; else None."""
     newest = row.progress.newest_at
     usual = _usual_seconds(row.progress)
     if newest is None or usual is None:

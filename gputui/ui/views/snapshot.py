@@ -61,8 +61,15 @@ class RunRow(Struct, frozen=True):
 
 
 class MachineState(Struct, frozen=True):
-    """The state of the whole machine: the queue and its pause, and by the GPU's UUID those in quarantine, the number of
-    XIDs within the last day, and the run that gets it next."""
+    """The state of the whole machine.
+
+    Attributes:
+        quarantined: the GPUs in quarantine, by their UUIDs.
+        queue_pause: None while the queue is open.
+        xids: the number of XIDs within the last day, by the GPU's UUID.
+        waiting: the runs in the queue.
+        promised: the run that gets a GPU next, by the GPU's UUID.
+    """
 
     quarantined: Mapping[str, Quarantined] = msgspec.field(default_factory=dict)
     queue_pause: QueuePause | None = None
@@ -71,17 +78,16 @@ class MachineState(Struct, frozen=True):
     promised: Mapping[str, str] = msgspec.field(default_factory=dict)
 
 
-class AlertsState(NamedTuple):
-    """Alerts, the severest first: the active ones (``last``) and, while their page is open, the newest resolved ones
-    (``over``)."""
-
-    last: tuple[AlertView, ...] = ()
-    over: tuple[AlertView, ...] = ()
-
-
 class GpuPage(NamedTuple):
-    """The content of a GPU's page beyond its row. ``history`` and ``memory_temperatures`` cover the last
-    ``span_seconds`` in equal buckets; ``events`` are the driver's reports, newest first."""
+    """The content of a GPU's page beyond its row.
+
+    Attributes:
+        span_seconds: the length of the histories, which have equal buckets.
+        history: None if nothing was sampled.
+        memory_temperatures: in °C; None where no memory temperature was read.
+        events: the driver's reports, newest first.
+        leased_since: UTC unix seconds; None while no run has it.
+    """
 
     uuid: str
     span_seconds: float
@@ -92,8 +98,14 @@ class GpuPage(NamedTuple):
 
 
 class StudyRow(NamedTuple):
-    """A study: how many of its trials are over, running and queued, how many it will have (None if its budget counts
-    something else), its objective, and the best value so far with its trial."""
+    """A study in a list.
+
+    Attributes:
+        over, running, queued: how many of its trials are in these states.
+        planned: how many trials it will have; None if its budget counts something else.
+        metric: its first objective's.
+        best, best_number: the best value so far and its trial's number; None before one, and with several objectives.
+    """
 
     study_id: str
     state: StudyState
@@ -107,8 +119,14 @@ class StudyRow(NamedTuple):
 
 
 class StudyPage(NamedTuple):
-    """The study whose page is open. ``rungs`` are the values of each trial by its number; ``running_seconds`` is how
-    long it ran, without its pauses; ``studies`` are all, newest first."""
+    """The study whose page is open.
+
+    Attributes:
+        rungs: the values of each trial at its rungs, by the trial's number.
+        gpu_hours: those of all of its runs.
+        running_seconds: how long it ran, without its pauses.
+        studies: all studies, newest first.
+    """
 
     study: StudyRecord
     spec: StudySpec
@@ -169,8 +187,13 @@ class Checkpoint(NamedTuple):
 
 
 class CheckpointList(Struct, frozen=True):
-    """The newest checkpoints, newest first, of ``count``. ``is_known`` is false until the folder was read;
-    ``is_elsewhere``: only the run's target can read it."""
+    """The newest checkpoints of a run, newest first.
+
+    Attributes:
+        count: how many there are in all.
+        is_known: false until the folder was read.
+        is_elsewhere: only the run's target can read the folder.
+    """
 
     newest: tuple[Checkpoint, ...] = ()
     count: int = 0
@@ -262,14 +285,19 @@ class Interest(Struct, frozen=True):
 
 
 class Past(NamedTuple):
-    """The additions of a snapshot of a past moment. ``request`` is the moment asked for; ``now`` is the
-    present, UTC unix seconds."""
+    """The additions of a snapshot of a past moment.
+
+    Attributes:
+        request: the moment asked for.
+        now: the present, UTC unix seconds.
+        timeline: what was recorded when.
+        gap: the gap in the recording in which the moment lies; None if something was recorded then.
+    """
 
     request: Moment
     now: float
     timeline: Timeline
     gap: Span | None = None
-    """The gap in the recording in which the moment lies."""
 
 
 class Snapshot(Struct, frozen=True):
@@ -278,6 +306,8 @@ class Snapshot(Struct, frozen=True):
     Attributes:
         at: the moment, UTC unix seconds.
         page: the run whose page is open.
+        alerts: the active ones, the severest first.
+        resolved_alerts: the newest ones; none unless the page of alerts is open.
         compared: the charts of compared runs, by run.
         processes: while their page is open, those of our runs and the visible ones on the GPUs, by PID.
         idle_since: while the page of processes is open, since when (UTC unix seconds) a process has held memory of an
@@ -302,7 +332,8 @@ class Snapshot(Struct, frozen=True):
     gpu_page: GpuPage | None = None
     processes: Mapping[int, HostProcess] | None = None
     idle_since: Mapping[tuple[str, int], float] = msgspec.field(default_factory=dict)
-    alerts: AlertsState = msgspec.field(default_factory=AlertsState)
+    alerts: tuple[AlertView, ...] = ()
+    resolved_alerts: tuple[AlertView, ...] = ()
     studies: tuple[StudyRow, ...] = ()
     study_states: Mapping[str, StudyState] = msgspec.field(default_factory=dict)
     study_page: StudyPage | None = None
@@ -316,7 +347,7 @@ class Snapshot(Struct, frozen=True):
         from gputui.profiles.situation import situation_of
 
         machine = self.machine
-        return situation_of(self.agent, self.gpus, machine.quarantined, self.alerts.last, machine.waiting)
+        return situation_of(self.agent, self.gpus, machine.quarantined, self.alerts, machine.waiting)
 
     def run_of(self, run_id: str | None) -> Run | None:
         """The run with this id; None if it is not in the table."""

@@ -17,11 +17,16 @@ from gputui.ui.views.snapshot import RunRow, Snapshot
 
 
 def snapshot_shape(snapshot: Snapshot, *, running: bool, home: str) -> Shape:
-    """A snapshot as JSON; ``running``: whether an agent runs now.
+    """The JSON of ``gputui --once --json``.
 
     Its GPUs, runs and alerts are as the commands `gpus`, `ps` and `alerts` print them, the runs with how far they had
     come. ``gap`` is the stretch without a recording in which a past moment lies, ``problem`` why the record could not
     be read, ``gpu_problem`` why the agent sees no GPUs.
+
+    Args:
+        snapshot: what is printed.
+        running: whether an agent runs now.
+        home: the path of the home.
     """
     gap = host = gpu_problem = None
     if snapshot.past is not None and snapshot.past.gap is not None:
@@ -41,7 +46,7 @@ def snapshot_shape(snapshot: Snapshot, *, running: bool, home: str) -> Shape:
         "gpus": gpu_shapes(snapshot.gpus, ranks, snapshot.machine.quarantined, snapshot.machine.xids),
         "host": host,
         "runs": [row_shape(row) for row in snapshot.runs],
-        "alerts": [json_shapes.alert_shape(alert, snapshot.at) for alert in snapshot.alerts.last],
+        "alerts": [json_shapes.alert_shape(alert, snapshot.at) for alert in snapshot.alerts],
         "events": [
             {name: value for name, value in asdict(event).items() if name != "event_id"} | {"at": iso(event.at)}
             for event in snapshot.events
@@ -52,10 +57,16 @@ def snapshot_shape(snapshot: Snapshot, *, running: bool, home: str) -> Shape:
 def gpu_shapes(
     gpus: Sequence[GpuView],
     ranks: Mapping[str, Mapping[int, RankRow]],
-    failed: Mapping[str, Quarantined],
+    quarantined: Mapping[str, Quarantined],
     xids: Mapping[str, int],
 ) -> list[Shape]:
-    """The GPUs of ``gputui gpus --json`` and ``gputui --once --json``; ``ranks`` are those of each run."""
+    """The GPUs of ``gputui gpus --json`` and ``gputui --once --json``.
+
+    Args:
+        gpus: all GPUs.
+        ranks: the pace of each run's ranks.
+        quarantined, xids: as in `MachineState`, by the GPU's UUID.
+    """
     shapes = []
     for gpu in gpus:
         step_seconds = waiting_fraction = None
@@ -68,7 +79,7 @@ def gpu_shapes(
         shapes.append(
             json_shapes.gpu_shape(
                 gpu,
-                failed.get(gpu.uuid),
+                quarantined.get(gpu.uuid),
                 xids=xids.get(gpu.uuid, 0),
                 step_seconds=_finite_or_none(step_seconds),
                 data_wait_fraction=_finite_or_none(waiting_fraction),

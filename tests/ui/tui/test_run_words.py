@@ -15,14 +15,14 @@ from gputui.store.placements import PlacementState, PlacementView
 from gputui.store.run_states import RunState
 from gputui.store.runs import Run, StopRequest
 from gputui.ui.tui.data.reader import SnapshotReader
-from gputui.ui.tui.pages.compare.comparison import Comparison, compare
+from gputui.ui.tui.pages.compare.comparison import Comparison, compared_runs
 from gputui.ui.tui.pages.run.head import run_head
 from gputui.ui.views.run_words import (
     MOST_NAMED,
     awaits_step,
     placement_words,
-    several_tag_words,
-    several_words,
+    runs_question,
+    shared_tag_words,
     silent_seconds,
     state_sign,
     status_line,
@@ -300,24 +300,24 @@ def test_a_run_without_progress_has_one_sign_on_all_pages(
     assert page is not None
     head = run_head(replace(page, run=row.run, progress=row.progress), (), NOW, 120, None, {})
     assert (word, style) in head
-    (compared,) = compare([row], {}, Comparison((row.run.run_id,)), "loss", NOW)
+    (compared,) = compared_runs([row], {}, Comparison((row.run.run_id,)), "loss", NOW)
     assert compared.sign == sign
 
 
 def test_a_question_about_several_runs_names_them_with_their_sizes() -> None:
     runs = [replace(RUN, run_id=f"a-{number}", size_bytes=2**30) for number in range(1, 4)]
-    words = several_words(runs, {"b-1": "not ended yet"}, "Gone.", with_sizes=True)
+    words = runs_question(runs, {"b-1": "not ended yet"}, "Gone.", with_sizes=True)
     assert mentions(words, "a-1 (1 GiB)", "a-3", "Together 3 GiB", "Gone.", "b-1 (not ended yet)")
     assert "at least" not in words
-    words = several_words([*runs, RUN], {}, "", with_sizes=True)
+    words = runs_question([*runs, RUN], {}, "", with_sizes=True)
     assert "at least 3 GiB" in words and "Left out" not in words
     many = [replace(RUN, run_id=f"c-{number}") for number in range(MOST_NAMED + 5)]
-    words = several_words(many, {}, "")
+    words = runs_question(many, {}, "")
     assert mentions(words, f"c-{MOST_NAMED - 1}", "5 more") and f"c-{MOST_NAMED}," not in words
 
 
 def test_tags_of_several_runs_are_shown_with_their_runs() -> None:
     tags = [("all", "most", "small"), ("all", "most"), ("all", "most"), ("all", "most"), ("all",)]
     runs = [replace(RUN, run_id=f"a-{number}", tags=own) for number, own in enumerate(tags, 1)]
-    assert several_tag_words(runs) == "all, most (4 of 5), small (a-1)"
-    assert several_tag_words(runs[4:]) == "all" and several_tag_words([RUN]) == ""
+    assert shared_tag_words(runs) == "all, most (4 of 5), small (a-1)"
+    assert shared_tag_words(runs[4:]) == "all" and shared_tag_words([RUN]) == ""

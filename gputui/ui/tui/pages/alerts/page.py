@@ -14,7 +14,7 @@ from gputui.store.alerts import AlertView
 from gputui.ui.tui.actions import Context, Scope
 from gputui.ui.tui.dialogs.questions import silence_form
 from gputui.ui.tui.layout.columns import Column, fill_height, paragraph, rule
-from gputui.ui.tui.layout.lists import Listing, ListState, RowOrder, matching
+from gputui.ui.tui.layout.lists import Listing, ListState, RowOrder, filter_rows
 from gputui.ui.tui.layout.strips import SEVEREST_FIRST, alert_words
 from gputui.ui.tui.widgets.list_page import ListingPage
 from gputui.ui.tui.widgets.page import Copyable
@@ -39,20 +39,19 @@ class AlertsScreen(ListingPage[AlertView]):
 
     def make_listing(self) -> Listing[AlertView]:
         """Active alerts in the chosen order, by severity the new ones first; then resolved ones."""
-        alerts = self.snapshot.alerts
         order = self.table.order
         now = self.snapshot.at
-        active = matching(alerts.last, self.table.filter_text, _searched)
+        active = filter_rows(self.snapshot.alerts, self.table.filter_text, _search_text)
         active.sort(key=lambda alert: (-alert.raised_at, -alert.alert_id))
         if order == "severity":
             active.sort(key=lambda alert: (not alert.is_news(now), SEVEREST_FIRST.index(alert.severity)))
-        resolved = matching(alerts.over, self.table.filter_text, _searched)
+        resolved = filter_rows(self.snapshot.resolved_alerts, self.table.filter_text, _search_text)
         sections = {"": active, "RESOLVED": resolved}
         empty = "No active alerts."
         return Listing("ALERTS", _columns(self.snapshot), sections, lambda alert: alert.alert_id, empty=empty)
 
     def summary(self) -> list[Span]:
-        active = self.snapshot.alerts.last
+        active = self.snapshot.alerts
         now = self.snapshot.at
         return [(f" · {len(active)} active, {sum(alert.is_news(now) for alert in active)} new", "text")]
 
@@ -119,7 +118,7 @@ def _title(rule_name: str) -> str:
     return clean(rule_name)
 
 
-def _searched(alert: AlertView) -> str:
+def _search_text(alert: AlertView) -> str:
     """The words that a filter searches."""
     texts = (alert.sentence, alert.rule, _title(alert.rule), alert.severity, alert.subject_name, alert.run_id or "")
     return " ".join(texts)
@@ -141,13 +140,13 @@ def _columns(snapshot: Snapshot) -> list[Column[AlertView]]:
     return [
         Column("", 1, sign),
         Column("SINCE", 12, lambda alert, _: [(dated_clock(alert.raised_at, now), "dim")], gap=1),
-        Column("FOR", 11, lambda alert, _: [(_lasting(alert, now), "dim")], gap=1, importance=1),
+        Column("FOR", 11, lambda alert, _: [(_lasted_text(alert, now), "dim")], gap=1, importance=1),
         Column("STATE", 8, lambda alert, _: [_state(alert, now)], gap=1),
         Column("ALERT", 20, sentence, gap=1, grow=1),
     ]
 
 
-def _lasting(alert: AlertView, now: float) -> str:
+def _lasted_text(alert: AlertView, now: float) -> str:
     """How long an alert has lasted, rounded, so that it does not change with every second."""
     end = now if alert.cleared_at is None else alert.cleared_at
     seconds = end - alert.raised_at

@@ -13,7 +13,7 @@ from gputui.ui.tui.dialogs.questions import FormScreen
 from gputui.ui.tui.layout.strips import alert_strip, alert_words
 from gputui.ui.tui.pages.alerts.page import AlertsScreen
 from gputui.ui.tui.pages.overview.page import OverviewScreen
-from gputui.ui.views.snapshot import AlertsState, Snapshot
+from gputui.ui.views.snapshot import Snapshot
 from tests.homes import NOW, Home, uuid
 from tests.stories import bad_night, overnight
 from tests.texts import mentions
@@ -37,7 +37,7 @@ async def opened(pilot: Pilot[Any], app: GputuiApp) -> AlertsScreen:
 
 def test_there_is_a_strip_only_with_news(home: Home) -> None:
     def strip(now: float = NOW) -> object:
-        return alert_strip(Snapshot(now, alerts=AlertsState(tuple(alerts.lasting(home.connection)))), 80)
+        return alert_strip(Snapshot(now, alerts=tuple(alerts.lasting(home.connection))), 80)
 
     home.alert("disk", "The disk is full", acknowledged_by="me")
     home.alert("shm", "/dev/shm is full", silenced_for=60.0)
@@ -71,8 +71,8 @@ def test_an_alert_tells_the_value_of_the_frame(
     home.sample(2, **now)
     home.alert(rule, raised[rule], subject="GPU 2", subject_id=uuid(2), value=value, threshold=limit)
     snapshot = StillFeed(home.workspace).read()
-    [alert] = snapshot.alerts.last
-    assert alert_words(alert, snapshot) == phrase
+    [alert] = snapshot.alerts
+    assert alert_words(alert, snapshot) == words
     strip = alert_strip(snapshot, 120)
     assert strip is not None
     since = ", since 03:00:44" if rule == "gpu_throttled" or now.get("temperature", 0) is None else ""
@@ -85,7 +85,7 @@ def test_the_alerts_of_the_host_follow_its_values_and_are_past_when_over(home: H
     home.alert("disk", "State disk 96 % full (limit 95 %)", value=96.0, threshold=95.0)
     home.alert("shm", "/dev/shm 93 % full (limit 90 %)", cleared_ago=60.0, value=93.0, threshold=90.0)
     snapshot = StillFeed(home.workspace).read()
-    [disk] = snapshot.alerts.last
+    [disk] = snapshot.alerts
     assert alert_words(disk, snapshot) == "State disk was 96 %, now 71 % (limit 95 %), clearing"
     [shm] = alerts.cleared(home.connection, 1)
     assert alert_words(shm, snapshot) == "/dev/shm was 93 % (limit 90 %)"
@@ -146,13 +146,13 @@ async def test_silencing_asks_for_how_long(app: GputuiApp, home: Home) -> None:
 
 
 def test_looking_back_does_not_know_what_came_later(home: Home) -> None:
-    from gputui.ui.tui.data.machine import read_alerts
+    from gputui.ui.tui.data.machine import resolved_alerts
 
     home.alert("disk", "The disk is full", seconds_ago=700, cleared_ago=100, acknowledged_by="me")
-    then = read_alerts(home.connection, True, NOW - 660)
-    assert [alert.lasts for alert in then.last] == [True] and then.over == ()
-    assert then.last[0].acknowledged_by is None
-    seen = read_alerts(home.connection, True, NOW - 600)
-    assert seen.last[0].acknowledged_by == "me"
-    after = read_alerts(home.connection, True, NOW - 50)
-    assert after.last == () and len(after.over) == 1
+    [alert] = alerts.lasting(home.connection, NOW - 660)
+    assert alert.lasts and alert.acknowledged_by is None
+    assert resolved_alerts(home.connection, NOW - 660) == ()
+    [alert] = alerts.lasting(home.connection, NOW - 600)
+    assert alert.acknowledged_by == "me"
+    assert alerts.lasting(home.connection, NOW - 50) == []
+    assert len(resolved_alerts(home.connection, NOW - 50)) == 1
