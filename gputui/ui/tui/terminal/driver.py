@@ -133,7 +133,7 @@ class TerminalDriver(LinuxDriver):
         parser = self._parser
         if parser is None:
             return
-        # The parser assumes pixels if the terminal reported its size in pixels; `sequences.MOUSE_ON` reports cells.
+        # The parser assumes pixels if the terminal reported its size in pixels; `features.MOUSE_ON` reports cells.
         parser.mouse_pixels = False
         messages: list[Message] = []
         try:

@@ -42,7 +42,7 @@ def cells_of(text: str) -> Sequence[str]:
     return _cells(text)
 
 
-def width_is_certain(cell: str) -> bool:
+def has_certain_width(cell: str) -> bool:
     """Return whether all terminals agree on the cursor's place after writing this cell."""
     if cell in PLAIN:
         return True
@@ -97,7 +97,7 @@ class CellGrid:
         self._have_text: list[list[str]] = []
         self._have_pens: list[list[Pen]] = []
         self._dirty: set[int] = set()
-        self._unknown = True
+        self._is_unknown = True
         # The terminal's cursor, None if unknown, and its current pen.
         self._at: tuple[int, int] | None = None
         self._pen: Pen = pens.default
@@ -106,7 +106,7 @@ class CellGrid:
     @property
     def is_pending(self) -> bool:
         """True if the terminal may differ from what it should show."""
-        return self._unknown or bool(self._dirty)
+        return self._is_unknown or bool(self._dirty)
 
     def use_characters(self, characters: Characters) -> None:
         """Feed the grid in these characters from now on. Cells fed before stay until they are fed again."""
@@ -122,11 +122,11 @@ class CellGrid:
         self._want_text, self._want_pens = self._blank()
         self._have_text, self._have_pens = self._blank()
         self._dirty.clear()
-        self._unknown = True
+        self._is_unknown = True
 
     def mark_unknown(self) -> None:
         """Assume nothing about the terminal: another program may have written to it."""
-        self._unknown = True
+        self._is_unknown = True
 
     def feed(self, y: int, x: int, width: int, segments: Iterable[Segment]) -> None:
         """Set `width` cells of line `y` from column `x` on; missing cells become blanks, further ones are cut off."""
@@ -160,7 +160,7 @@ class CellGrid:
                 text[width - 1] = " "
                 pens[width - 1] = pens[width - 1].blank
             del text[width:], pens[width:]
-        self._set(y, x, x + width, text, pens)
+        self._set_cells(y, x, x + width, text, pens)
 
     def emit(self, caret: tuple[int, int]) -> str:
         """The bytes after which the terminal shows *want* with its cursor at `caret`; empty if it does already.
@@ -171,13 +171,13 @@ class CellGrid:
             return ""
         out = self._out
         out.clear()
-        if self._unknown:
+        if self._is_unknown:
             out.append(_ERASE)
             self._at = None
             self._pen = self._pens.default
             self._have_text, self._have_pens = self._blank()
             self._dirty.update(range(self.height))
-            self._unknown = False
+            self._is_unknown = False
         for y in sorted(self._dirty):
             want_text = self._want_text[y]
             want_pens = self._want_pens[y]
@@ -188,9 +188,9 @@ class CellGrid:
             cells = zip(want_text, have_text, want_pens, have_pens, strict=True)
             changed = [x for x, (text, had, pen, had_pen) in enumerate(cells) if text != had or pen is not had_pen]
             if PLAIN.issuperset("".join(want_text)) and PLAIN.issuperset("".join(have_text)):
-                self._plain_line(y, changed)
+                self._write_plain_line(y, changed)
             else:
-                self._mixed_line(y, changed)
+                self._write_mixed_line(y, changed)
             have_text[:] = want_text
             have_pens[:] = want_pens
         self._dirty.clear()
@@ -209,7 +209,7 @@ class CellGrid:
         pen = self._pens.default
         return [[" "] * self.width for _ in range(self.height)], [[pen] * self.width for _ in range(self.height)]
 
-    def _set(self, y: int, x: int, end: int, text: Sequence[str], pens: Sequence[Pen]) -> None:
+    def _set_cells(self, y: int, x: int, end: int, text: Sequence[str], pens: Sequence[Pen]) -> None:
         row = self._want_text[y]
         row_pens = self._want_pens[y]
         if row[x:end] == text and row_pens[x:end] == pens:
@@ -225,7 +225,7 @@ class CellGrid:
         row_pens[x:end] = pens
         self._dirty.add(y)
 
-    def _plain_line(self, y: int, changed: Sequence[int]) -> None:
+    def _write_plain_line(self, y: int, changed: Sequence[int]) -> None:
         """Write changed cells of a line in which every cell holds one plain character."""
         text = self._want_text[y]
         pens = self._want_pens[y]
@@ -233,12 +233,13 @@ class CellGrid:
         for x in changed:
             gap = x - last - 1
             if gap > 0 and (gap > _LONGEST_GAP or not _is_cheap(text, pens, last, x)):
-                self._run(y, start, last + 1)
+                self._write_run(y, start, last + 1)
                 start = x
             last = x
-        self._run(y, start, last + 1)
+        self._write_run(y, start, last + 1)
 
-    def _run(self, y: int, start: int, end: int) -> None:
+    def _write_run(self, y: int, start: int, end: int) -> None:
+        """Write the cells of a line from ``start`` to before ``end``."""
         text = self._want_text[y]
         pens = self._want_pens[y]
         self._move(start, y)
@@ -259,7 +260,7 @@ class CellGrid:
             x = stop
         self._set_cursor(end, y)
 
-    def _mixed_line(self, y: int, changed: Sequence[int]) -> None:
+    def _write_mixed_line(self, y: int, changed: Sequence[int]) -> None:
         """Write changed cells of a line that has, or had, wide or otherwise special characters."""
         text = self._want_text[y]
         pens = self._want_pens[y]
@@ -271,7 +272,7 @@ class CellGrid:
         if clusters:
             write.update(range(clusters[0], width))
         for x in changed:
-            if text[x] and not width_is_certain(text[x]):
+            if text[x] and not has_certain_width(text[x]):
                 write.update(range(x, min(x + 3, width)))
         for x in sorted(write):
             cell = text[x]
@@ -280,7 +281,8 @@ class CellGrid:
                 # A second half never changes without its head, and is written with it.
                 if x - 1 in write:
                     continue
-                x, cell = x - 1, text[x - 1]
+                x -= 1
+                cell = text[x]
             cells = 1
             if x + 1 < width and not text[x + 1]:
                 cells = 2
@@ -288,7 +290,7 @@ class CellGrid:
             if self._pen is not pen and not (self._pen.blank is pen and cell == " "):
                 self._out.append(self._pen.change_to(pen))
                 self._pen = pen
-            if width_is_certain(cell):
+            if has_certain_width(cell):
                 self._out.append(cell)
                 self._set_cursor(x + cells, y)
                 continue

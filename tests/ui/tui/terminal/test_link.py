@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gputui.ui.tui.terminal.frame_pace import CALM_SECONDS, LONGEST_SECONDS, FramePace
-from gputui.ui.tui.terminal.link import HOLD_SECONDS, LOST_SECONDS, QUESTIONS_WITHOUT_ANSWER, TerminalLink
+from gputui.ui.tui.terminal.layer import HOLD_SECONDS, LOST_SECONDS, QUESTIONS_WITHOUT_ANSWER, TerminalLink
 
 
 def ask_and_answer(line: TerminalLink, at: float, lag: float) -> None:
