@@ -62,8 +62,11 @@ def to_settings(view: ChartView) -> dict[str, Any]:
 
 
 class ChartMemory:
-    """The view of each run's charts while the program runs. A run starts with the layout, axis, smoothing and pins used
-    last, which ``keep`` stores for the next start."""
+    """The view of each run's charts while the program runs.
+
+    Attributes:
+        usual: the layout, axis, smoothing and pins that were used last, with which a run starts.
+    """
 
     def __init__(self, usual: ChartView, keep: Callable[[ChartView], object]) -> None:
         self.usual = usual
@@ -75,6 +78,7 @@ class ChartMemory:
         return replace(self._known.get(run_id, self.usual), cursor=None)
 
     def keep(self, run_id: str, view: ChartView) -> None:
+        """Keep the view of a run, and what is usual for the next start of the program."""
         self._known[run_id] = view
         usual = ChartView(view.layout, view.axis, view.smoothing, view.pins)
         if usual != self.usual:

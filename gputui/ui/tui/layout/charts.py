@@ -76,7 +76,13 @@ _REACHES_END = 0.97
 
 
 class ChartedRun(Struct, frozen=True):
-    """A run with its curves; of several, with its name, the number of its colour, and whether it is in front."""
+    """A run with its curves.
+
+    Attributes:
+        name: "" if it is the only one.
+        colour: the number of its colour.
+        is_in_front: whether its curve is drawn above those of the others.
+    """
 
     data: ChartData
     name: str = ""
@@ -90,6 +96,8 @@ class ChartLook(Struct, frozen=True):
     Attributes:
         runs: one run, or all with a curve of a comparison.
         gpus: the index of each GPU by its UUID.
+        slow_ranks: the ranks that the others wait for.
+        window: the visible part of the x axis.
         focus: the key of the marked chart.
     """
 
@@ -136,8 +144,8 @@ def extent_of(look: ChartLook) -> Extent | None:
     return extent
 
 
-def place_words(frame: Frame, x: float) -> str:
-    """A place on the axis: ``step 4 310``, ``01:40:12``, ``epoch 3.25``."""
+def x_words(frame: Frame, x: float) -> str:
+    """A value of the x axis: ``step 4 310``, ``01:40:12``, ``epoch 3.25``."""
     if frame.axis == "step":
         return f"step {count(x)}"
     if frame.axis == "epoch":
@@ -179,6 +187,7 @@ def grid_lines(
 
 
 def panel_lines(panel: Panel, look: ChartLook, width: int, height: int) -> list[Line]:
+    """One chart as ``height`` lines of ``width`` cells."""
     data = look.data
     view = look.view
     title = f"*{panel.title}" if panel.is_pinned else panel.title
@@ -211,6 +220,7 @@ def end_cells(look: ChartLook, width: int, height: int) -> int:
 
 
 def plot_columns(look: ChartLook, width: int, height: int) -> int:
+    """Cells along the x axis of a chart of this size."""
     return max(8, width - GUTTER - 2 - end_cells(look, width, height))
 
 
@@ -284,7 +294,7 @@ def _empty_text(panel: Panel, look: ChartLook) -> str:
     return "nothing measured here"
 
 
-def within(bins: Sequence[Bin], look: ChartLook) -> Sequence[Bin]:
+def bins_in_window(bins: Sequence[Bin], look: ChartLook) -> Sequence[Bin]:
     """The bins inside the window: others must not stretch the value axis."""
     start, end = look.window
     if not bins or (bins[0].first_x >= start and bins[-1].last_x <= end):
@@ -301,9 +311,9 @@ def _metric_curves(panel: Panel, look: ChartLook) -> list[Curve]:
     if cursor is not None:
         value = value_at(metric.bins, cursor)
     style = f"series.{panel.colour}"
-    redone = Curve(within(metric.redone, look), "shadow", is_shadow=True)
-    measured = Curve(within(metric.bins, look), style, "", value, is_strong=True)
-    smooth = within(metric.smooth, look)
+    redone = Curve(bins_in_window(metric.redone, look), "shadow", is_shadow=True)
+    measured = Curve(bins_in_window(metric.bins, look), style, "", value, is_strong=True)
+    smooth = bins_in_window(metric.smooth, look)
     if not smooth:
         return [redone, measured]
     average = smooth[-1].last
@@ -318,7 +328,9 @@ def _compared_curves(panel: Panel, look: ChartLook, end_cells: int) -> list[Curv
     cursor = look.view.cursor
     end = look.window[1]
     metrics = [(run, run.data.curves.get(panel.key)) for run in sorted(look.runs, key=lambda run: run.is_in_front)]
-    drawn = [(run, curve, within(curve.smooth or curve.bins, look)) for run, curve in metrics if curve and curve.bins]
+    drawn = [
+        (run, curve, bins_in_window(curve.smooth or curve.bins, look)) for run, curve in metrics if curve and curve.bins
+    ]
     # Of a smoothed curve, as on a run's page, the average is marked: the table has the value itself.
     texts = [f"{'~' * bool(curve.smooth)}{_value_words(panel, _end_value(bins))}" for _, curve, bins in drawn]
     # If they are too long, what all names (they are no paths) begin with is left out.
@@ -329,7 +341,7 @@ def _compared_curves(panel: Panel, look: ChartLook, end_cells: int) -> list[Curv
     curves: list[Curve] = []
     for (run, curve, bins), text in zip(drawn, texts, strict=True):
         if curve.smooth:
-            curves.append(Curve(within(curve.bins, look), "shadow", is_shadow=True))
+            curves.append(Curve(bins_in_window(curve.bins, look), "shadow", is_shadow=True))
         sign = SHAPES[run.colour]
         name = run.name
         if is_long and name.startswith(common):
@@ -359,7 +371,12 @@ def _value_words(panel: Panel, value: float | None) -> str:
 
 
 class _Device(NamedTuple):
-    """A rank, a GPU or the host, which has no name. ``value`` is the newest one, or that at the crosshair."""
+    """A rank, a GPU or the host.
+
+    Attributes:
+        name: "" for the host.
+        value: the newest one, or that at the crosshair; None if unknown.
+    """
 
     name: str
     bins: Sequence[Bin]
@@ -372,7 +389,7 @@ def _devices(panel: Panel, look: ChartLook) -> list[_Device] | None:
     if panel.field is not None:
         curves = [curve for curve in look.data.hardware if curve.field == panel.field]
         curves.sort(key=lambda curve: look.gpus.get(curve.uuid or "", 1 << 20))
-        return [_Device(device_index(curve, look), curve.bins, at_crosshair(curve, look)) for curve in curves]
+        return [_Device(device_index(curve, look), curve.bins, crosshair_value(curve, look)) for curve in curves]
     if not look.is_by_rank(panel) or panel.key not in look.data.ranked:
         return None
     ranks = look.data.ranked[panel.key].curves
@@ -383,7 +400,7 @@ def _devices(panel: Panel, look: ChartLook) -> list[_Device] | None:
     return [_Device(f"r{curve.rank}", curve.bins, curve.last, curve.rank in look.slow_ranks) for curve in ranks]
 
 
-def at_crosshair(curve: HardwareCurve, look: ChartLook) -> float | None:
+def crosshair_value(curve: HardwareCurve, look: ChartLook) -> float | None:
     """The value at the crosshair, unless nothing was measured near it; without a crosshair, the newest one."""
     cursor = look.view.cursor
     if cursor is None:
@@ -418,7 +435,7 @@ def _device_curves(panel: Panel, devices: Sequence[_Device], look: ChartLook, ro
     curves = list[Curve]()
     in_front = list[Curve]()
     for number, device in enumerate(devices):
-        bins = within(device.bins, look)
+        bins = bins_in_window(device.bins, look)
         label = labels.get(number, "")
         if device.is_slow:
             legend.insert(0, Curve((), "warn", label))

@@ -5,9 +5,9 @@ lines, one below the other. ``theme`` turns the keys into colours. Widths are ce
 character takes two. Nothing here knows Textual, a run or a GPU. A panel, from its columns to its frame::
 
     columns = [Column("RUN", 12, name_cell, grow=1), Column("STEP", 8, step_cell, ">", importance=1)]
-    placed = place(columns, width)
-    lines = [rule("RUNS", width, "3 of 12"), head_line(placed, width)]
-    lines += [row_line(placed, run, width) for run in runs]
+    fitted = fit_columns(columns, width)
+    lines = [rule("RUNS", width, "3 of 12"), head_line(fitted, width)]
+    lines += [row_line(fitted, run, width) for run in runs]
     block = box(fill_height(lines, width, height), width + 2)
 
     ╭ RUNS ───────── 3 of 12 ─╮
@@ -17,8 +17,8 @@ character takes two. Nothing here knows Textual, a run or a GPU. A panel, from i
     ╰─────────────────────────╯
 
 Tables:
-    A `Column` has a head, a width and a function for its cells. `place` chooses the columns that fit, without the least
-    important ones, and shares the spare cells; `head_line` and `row_line` draw with what it returns. Before that,
+    A `Column` has a head, a width and a function for its cells. `fit_columns` chooses the columns that fit, without the
+    least important ones, and shares the spare cells; `head_line` and `row_line` draw with what it returns. Before that,
     `drop_empty` leaves out columns that tell nothing of any row, and `shrink` makes one as narrow as its cells.
 
 Lines:
@@ -73,9 +73,12 @@ class Column(Struct, Generic[Row], frozen=True):
     """One column of a table.
 
     Attributes:
+        width: its least width.
         cell: called with a row and the column's width; returns styled text, which is cut or padded.
+        align: ``<`` or ``>``.
         importance: 0 is always shown; the higher it is, the sooner the column is left out.
-        grow: the column's share of the spare cells, up to a width of ``most``.
+        grow: the column's share of the spare cells.
+        most: its largest width.
         gap: blanks before the column.
         value: what the column tells of a row; if it is None for all rows, `drop_empty` leaves the column out.
     """
@@ -91,7 +94,7 @@ class Column(Struct, Generic[Row], frozen=True):
     value: Callable[[Row], object] = lambda _: True
 
 
-Placed = list[tuple[Column[Row], int]]
+FittedColumns = list[tuple[Column[Row], int]]
 """The columns of a table that fit, each with its width."""
 
 
@@ -108,7 +111,7 @@ def shrink(column: Column[Row], rows: Sequence[Row]) -> Column[Row]:
     return replace(column, width=width, most=width)
 
 
-def place(columns: Sequence[Column[Row]], width: int) -> Placed[Row]:
+def fit_columns(columns: Sequence[Column[Row]], width: int) -> FittedColumns[Row]:
     """The columns that fit into ``width`` cells, in their order, with their widths."""
     chosen = [column for column in columns if column.importance == 0]
     for column in sorted((c for c in columns if c.importance > 0), key=lambda c: c.importance):
@@ -131,23 +134,23 @@ def place(columns: Sequence[Column[Row]], width: int) -> Placed[Row]:
     return [(column, widths[id(column)]) for column in chosen]
 
 
-def head_line(placed: Placed[Row], width: int, style: str = "head") -> Line:
+def head_line(fitted: FittedColumns[Row], width: int, style: str = "head") -> Line:
     """The names of the columns."""
     heads = (" " * column.gap * (number > 0) + fit(column.head, room, column.align)
-             for number, (column, room) in enumerate(placed))  # fmt: skip
+             for number, (column, room) in enumerate(fitted))  # fmt: skip
     return fit_line([("".join(heads), style)], width)
 
 
-def row_line(placed: Placed[Row], row: Row, width: int, base: str | None = None) -> Line:
+def row_line(fitted: FittedColumns[Row], row: Row, width: int, base: str | None = None) -> Line:
     """One row. ``base`` overrides the styles of all cells."""
     line: Line = []
-    for number, (column, room) in enumerate(placed):
+    for number, (column, room) in enumerate(fitted):
         if number:
             line.append((" " * column.gap, "text"))
         line += fit_line(column.cell(row, room), room, column.align)
     if base is not None:
         line = [("".join(text for text, _ in line), base)]
-    spare = width - sum(room for _, room in placed) - sum(column.gap for column, _ in placed[1:])
+    spare = width - sum(room for _, room in fitted) - sum(column.gap for column, _ in fitted[1:])
     if spare < 0:
         return fit_line(line, width)
     if spare:
@@ -263,7 +266,14 @@ def rule(
     style: str = "title",
 ) -> Line:  # fmt: skip
     """A heading in a horizontal rule, with figures behind it or notes at its end: ``GPUS ─ util 36% ─── 3 of 12 ─``.
-    What does not fit is left out, the last ones first."""
+
+    What does not fit is left out, the last ones first.
+
+    Args:
+        note: a dim text at the end, behind the ``notes``.
+        figures: parts behind the title, each whole or not at all.
+        style: that of the title.
+    """
     line: Line = []
     if title:
         line = [(clip(f" {title} ", width), style)]
@@ -350,10 +360,10 @@ def wrap(text: str, width: int) -> list[str]:
 def _cut(word: str, room: int) -> tuple[str, int]:
     """The longest prefix of a word in at most ``room`` cells, and its width."""
     used = 0
-    for place, char in enumerate(word):
+    for length, char in enumerate(word):
         size = char_width(char)
         if used + size > room:
-            return word[:place], used
+            return word[:length], used
         used += size
     return word, used
 

@@ -85,7 +85,7 @@ def gpu_row(snapshot: Snapshot, gpu: GpuView) -> GpuRow:
 
 def _parked_seconds(snapshot: Snapshot, gpu: GpuView) -> float | None:
     """How long an alert says that idle processes hold the memory of a GPU."""
-    for alert in snapshot.alerts.last:
+    for alert in snapshot.alerts:
         if alert.rule == PARKED and alert.subject_id == gpu.uuid:
             # Imported on first use: most screens show no alerts.
             from gputui.recovery.watch.rules import RULES
@@ -94,7 +94,7 @@ def _parked_seconds(snapshot: Snapshot, gpu: GpuView) -> float | None:
     return None
 
 
-def who(row: GpuRow, width: int) -> list[Span]:
+def user_spans(row: GpuRow, width: int) -> list[Span]:
     """The run and rank on this GPU, the number of runs that share it, another user's process, or ``free``."""
     gpu = row.gpu
     if gpu.state == "lost":
@@ -186,7 +186,7 @@ def is_free(gpu: GpuView) -> bool:
     return condition_of(gpu).is_free
 
 
-def held_back(row: GpuRow, width: int = 0) -> list[Span]:
+def throttle_spans(row: GpuRow, width: int = 0) -> list[Span]:
     """The reasons of throttled clocks, in words."""
     reasons = row.gpu.throttle_reasons
     if reasons is None:
@@ -198,7 +198,7 @@ def held_back(row: GpuRow, width: int = 0) -> list[Span]:
     return [(clean(text), style)]
 
 
-def pcie_link(gpu: GpuView) -> list[Span]:
+def pcie_spans(gpu: GpuView) -> list[Span]:
     """The PCIe link as ``5×16``: generation and lanes, marked if it has fewer lanes than possible. A low generation is
     normal: an idle GPU lowers it to save power."""
     generation = gpu.slow.get("pcie_generation")
@@ -216,7 +216,7 @@ def pcie_link(gpu: GpuView) -> list[Span]:
     return [(f"{generation}×{lanes}", "dim")]
 
 
-def traffic(gpu: GpuView, link: str) -> list[Span]:
+def traffic_spans(gpu: GpuView, link: str) -> list[Span]:
     """The traffic over ``pcie`` or ``nvlink``, in bytes per second: ``↓1.2G ↑400M``."""
     received = gpu.slow.get(f"{link}_received_bytes_per_second")
     sent = gpu.slow.get(f"{link}_sent_bytes_per_second")
@@ -229,7 +229,7 @@ def _short_rate(rate: float | None) -> str:
     return byte_rate(rate).replace("B/s", "").replace(" ", "")
 
 
-def faults(row: GpuRow) -> list[Span] | None:
+def fault_spans(row: GpuRow) -> list[Span] | None:
     """Faults of the hardware, the worst first; None if none is known."""
     gpu = row.gpu
     slow = row.gpu.slow
@@ -253,10 +253,10 @@ def faults(row: GpuRow) -> list[Span] | None:
     return spans
 
 
-def health(row: GpuRow, width: int = 0) -> list[Span]:
-    """The `faults`; ``ok`` where the driver says that there is none."""
+def health_spans(row: GpuRow, width: int = 0) -> list[Span]:
+    """The `fault_spans`; ``ok`` where the driver says that there is none."""
     names = ("ecc_uncorrected", "row_remap_failed", "row_remap_pending")
-    spans = faults(row)
+    spans = fault_spans(row)
     if spans:
         return spans
     if any(row.gpu.slow.get(name) is not None for name in names):
@@ -264,7 +264,7 @@ def health(row: GpuRow, width: int = 0) -> list[Span]:
     return [(UNKNOWN, "dim")]
 
 
-def lost(row: GpuRow, now: float) -> list[Span]:
+def lost_spans(row: GpuRow, now: float) -> list[Span]:
     """The time at which a GPU was lost, and the driver's last report."""
     gpu = row.gpu
     at = gpu.last_seen_at if gpu.event_at is None else gpu.event_at

@@ -10,26 +10,40 @@ from msgspec.structs import replace
 
 from gputui.core.text import clean
 from gputui.metrics.draw.parts import Line, Span
-from gputui.ui.tui.layout.columns import Column, fill_height, fit_line, head_line, highlight, place, row_line, rule
+from gputui.ui.tui.layout.columns import (
+    Column,
+    fill_height,
+    fit_columns,
+    fit_line,
+    head_line,
+    highlight,
+    row_line,
+    rule,
+)
 
 Row = TypeVar("Row")
 
 
 def index_of(ids: Sequence[Row], chosen: Row | None, default: int = 0) -> int:
-    """The place of ``chosen`` in a list, ``default`` where it is not in it."""
+    """The index of ``chosen`` in a list, ``default`` where it is not in it."""
     if chosen is None or chosen not in ids:
         return default
     return ids.index(chosen)
 
 
-def after(choices: Sequence[Row], chosen: Row | None, by: int = 1) -> Row:
-    """The choice ``by`` places after ``chosen``, wrapping around."""
+def next_choice(choices: Sequence[Row], chosen: Row | None, by: int = 1) -> Row:
+    """The choice ``by`` steps after ``chosen``, wrapping around."""
     return choices[(index_of(choices, chosen) + by) % len(choices)]
 
 
 class RowOrder(NamedTuple, Generic[Row]):
-    """A sort order, the letter that chooses it and its ``title`` above the rows. Rows whose ``key`` is None go to the
-    end; without a key the rows stay as they are."""
+    """A sort order.
+
+    Attributes:
+        letter: the key that chooses it.
+        title: the words above the rows.
+        key: the value to sort by; rows whose value is None go to the end. Without a key the rows stay as they are.
+    """
 
     name: str
     letter: str
@@ -49,7 +63,7 @@ def order_named(orders: Sequence[RowOrder[Row]], name: str) -> RowOrder[Row]:
     return next((order for order in orders if order.name == name), orders[0])
 
 
-def matching(rows: Iterable[Row], filter_text: str, words_of: Callable[[Row], str]) -> list[Row]:
+def filter_rows(rows: Iterable[Row], filter_text: str, words_of: Callable[[Row], str]) -> list[Row]:
     """The rows whose words contain each word of the filter."""
     filter_words = filter_text.lower().split()
     if not filter_words:
@@ -58,7 +72,13 @@ def matching(rows: Iterable[Row], filter_text: str, words_of: Callable[[Row], st
 
 
 class ListState(Struct, frozen=True):
-    """The key of the row under the cursor, the first item shown, the filter and the order."""
+    """What a person has chosen in a list.
+
+    Attributes:
+        cursor: the key of the row under the cursor.
+        top: the number of the first item in sight.
+        order: the name of a `RowOrder`; "" for none.
+    """
 
     cursor: Any = None
     top: int = 0
@@ -67,9 +87,15 @@ class ListState(Struct, frozen=True):
 
 
 class Listing(Struct, Generic[Row], frozen=True):
-    """The content of a list: ``sections`` are rows by their heading, ``key`` the identity of a row,
-    on which the cursor stays, ``notes`` end the title, ``empty`` is the line in place of rows,
-    ``base`` the style of a whole row if its cells have none of their own."""
+    """The content of a list.
+
+    Attributes:
+        sections: rows by their heading.
+        key: the identity of a row, on which the cursor stays.
+        notes: the end of the title.
+        empty: the line if there are no rows.
+        base: the style of a whole row; None if its cells have their own.
+    """
 
     title: str
     columns: Sequence[Column[Row]]
@@ -101,7 +127,7 @@ class Listing(Struct, Generic[Row], frozen=True):
             items += [("", row) for row in rows]
         return items
 
-    def scrolled(self, state: ListState, height: int) -> ListState:
+    def scroll(self, state: ListState, height: int) -> ListState:
         """Scroll as little as needed to show the cursor below the heading of its section."""
         items = self.items
         room = max(1, height - self.head_lines)
@@ -125,7 +151,7 @@ class Listing(Struct, Generic[Row], frozen=True):
     def lines(self, state: ListState, width: int, height: int) -> list[Line]:
         """The list in exactly ``height`` lines."""
         items = self.items
-        placed = place(self.columns, width - 1)
+        fitted = fit_columns(self.columns, width - 1)
         visible = items[state.top :][: max(0, height - self.head_lines)]
         filter_text = clean(state.filter_text)
         notes: list[Span] = []
@@ -137,7 +163,7 @@ class Listing(Struct, Generic[Row], frozen=True):
             notes.append((f"by {state.order}", "dim"))
         lines = [rule(self.title, width, notes=[*notes, *self.notes])]
         if self.head_lines > 1:
-            lines.append([(" ", "text"), *head_line(placed, width - 1)])
+            lines.append([(" ", "text"), *head_line(fitted, width - 1)])
         if not items:
             empty = "Nothing matches the filter; esc clears it." if filter_text else self.empty
             lines.append(fit_line([(f"  {empty}", "dim")], width))
@@ -145,7 +171,7 @@ class Listing(Struct, Generic[Row], frozen=True):
             if row is None:
                 lines.append(rule(heading, width, style="label"))
                 continue
-            line = row_line(placed, row, width - 1, self.base(row))
+            line = row_line(fitted, row, width - 1, self.base(row))
             if self.key(row) == state.cursor:
                 lines.append(highlight([("▸", "cursor"), *line]))
             else:

@@ -28,7 +28,13 @@ FULL_HEIGHT = 10
 
 
 class Panel(Struct, frozen=True):
-    """One chart. ``key`` is the metric's name or one of `HARDWARE`; ``colour`` does not depend on its place."""
+    """One chart.
+
+    Attributes:
+        key: the metric's name, or one of `HARDWARE`.
+        colour: the number of its colour, which does not depend on where the chart is.
+        field: what it shows of the hardware; None for a metric.
+    """
 
     key: str
     title: str
@@ -44,8 +50,13 @@ class Panel(Struct, frozen=True):
         return self.key == PEAK_METRIC
 
 
-class Panels(Struct, frozen=True):
-    """The charts that match the filter, of ``count``, and what is wrong with the filter."""
+class ChosenPanels(Struct, frozen=True):
+    """The charts that match the filter.
+
+    Attributes:
+        count: how many there are in all.
+        problem: what is wrong with the filter.
+    """
 
     chosen: tuple[Panel, ...] = ()
     count: int = 0
@@ -61,9 +72,20 @@ class PanelPlace(NamedTuple):
     height: int
 
 
-def panels(names: Iterable[str], hardware: Iterable[str], view: ChartView, roles: MetricRoles = NO_ROLES) -> Panels:
-    """The charts in order: pinned ones, then those of `by_interest`. What the run is (`is_of_the_run`) has a chart only
-    if it is pinned or matches a filter: the parameters tell it better than a curve of one point."""
+def choose_panels(
+    names: Iterable[str], hardware: Iterable[str], view: ChartView, roles: MetricRoles = NO_ROLES
+) -> ChosenPanels:
+    """The charts in order: pinned ones, then those of `by_interest`.
+
+    What the run is (`is_of_the_run`) has a chart only if it is pinned or matches a filter: the parameters tell it
+    better than a curve of one point.
+
+    Args:
+        names: the metrics of the run.
+        hardware: keys of `HARDWARE`.
+        view: pins and filter.
+        roles: which metrics are the losses.
+    """
     keys = by_interest([*names, *hardware], roles)
     by_key: dict[str, Panel] = {}
     for number, key in enumerate(keys):
@@ -75,7 +97,7 @@ def panels(names: Iterable[str], hardware: Iterable[str], view: ChartView, roles
     others = [key for key in matches.names if key not in pinned and (is_filtered or not is_of_the_run(key))]
     chosen = tuple(by_key[key] for key in (*pinned, *others))
     count = len(keys) if is_filtered else len(chosen)
-    return Panels(chosen, count, matches.problem)
+    return ChosenPanels(chosen, count, matches.problem)
 
 
 def panel_places(

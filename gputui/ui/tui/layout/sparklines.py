@@ -24,7 +24,7 @@ def merge_histories(histories: Sequence[History], combine: Callable[[list[float]
     return merged
 
 
-def shares(history: History, whole: float | None) -> list[float | None]:
+def to_percent(history: History, whole: float | None) -> list[float | None]:
     """Each value in percent of a whole."""
     percentages: list[float | None] = []
     for value in history:
@@ -51,16 +51,17 @@ def time_bins(history: History, span_seconds: float, unit_seconds: float = 60.0)
     return bins
 
 
-def newest(history: History) -> float | None:
+def newest_value(history: History) -> float | None:
     """The last known value."""
     return next((value for value in reversed(history) if value is not None), None)
 
 
 EASE = 1 / 3
-"""Exponent of `ease`: a training that falls by nine tenths in its first tenth still descends over all of its cells."""
+"""Exponent of `ease_losses`: a training that falls by nine tenths in its first tenth still descends over all of its
+cells."""
 
 
-def ease(losses: History) -> tuple[float | None, ...]:
+def ease_losses(losses: History) -> tuple[float | None, ...]:
     """Losses as shares of their range, raised to `EASE`: the first steps change a loss many times as much as all that
     follow, which would be a flat line. NaN and infinities stay."""
     finite = [loss for loss in losses if loss is not None and math.isfinite(loss)]
@@ -79,7 +80,7 @@ def ease(losses: History) -> tuple[float | None, ...]:
     return tuple(eased)
 
 
-def quantiles(history: History, among: Sequence[float]) -> list[float | None]:
+def to_quantiles(history: History, among: Sequence[float]) -> list[float | None]:
     """The place of each value in a sorted sequence, from 0 to 1: so curves of trials differ wherever their values are
     close together. NaN and infinities stay."""
     quantiles: list[float | None] = []

@@ -46,7 +46,10 @@ def head_line(
     agent = snapshot.agent
     is_simulated = demo or (agent is not None and agent.source == "simulated")
     models = Counter(match.group(1).strip() for gpu in snapshot.gpus if (match := _MODEL.match(clean(gpu.name))))
-    parts: list[Span] = [(clean(host_name), "text"), *((f"{n} × {model}", "text") for model, n in models.items())]
+    parts: list[Span] = [
+        (clean(host_name), "text"),
+        *((f"{count} × {model}", "text") for model, count in models.items()),
+    ]
     # The past moment needs the room; the runs are listed below.
     is_tight = snapshot.past is not None and width < _TIGHT
     if agent is not None and not is_simulated and not is_tight:
@@ -280,11 +283,11 @@ def alert_words(alert: AlertView, snapshot: Snapshot) -> str:
         return clean(f"{name} was {before} (limit {limit})")
     if now is None:
         return clean(alert.sentence)
-    place = zone(Observation(alert.rule, now, alert.threshold), RULES[alert.rule])
-    if place == "met":
+    limit_zone = zone(Observation(alert.rule, now, alert.threshold), RULES[alert.rule])
+    if limit_zone == "met":
         return clean(alert.sentence.replace(before, in_unit(now, alert.unit), 1))
     sentence = f"{name} was {before}, now {in_unit(now, alert.unit)} (limit {limit})"
-    if place == "well":
+    if limit_zone == "well":
         sentence += ", clearing"
     return clean(sentence)
 
@@ -305,9 +308,8 @@ def _watched(alert: AlertView, snapshot: Snapshot) -> tuple[str | None, float | 
 
 def alert_strip(snapshot: Snapshot, width: int, keys: KeyWords = NO_KEYS) -> Line | None:
     """The number of alerts of each severity, and the worst in words; None if there are none."""
-    state = snapshot.alerts
     now = snapshot.at
-    news = [alert for alert in state.last if alert.is_news(now)]
+    news = [alert for alert in snapshot.alerts if alert.is_news(now)]
     if not news:
         return None
     parts: list[Span] = [(" ", "text")]
@@ -321,7 +323,7 @@ def alert_strip(snapshot: Snapshot, width: int, keys: KeyWords = NO_KEYS) -> Lin
     sentence = alert_words(worst, snapshot)
     if _watched(worst, snapshot)[1] is None:
         sentence += f", since {dated_clock(worst.raised_at, now)}"
-    quiet = len(state.last) - len(news)
+    quiet = len(snapshot.alerts) - len(news)
     end: list[Span] = []
     if quiet and width >= 110:
         end.append((f"{quiet} acked or silenced  ", "dim"))
