@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import ClassVar, TypeVar
@@ -15,8 +15,7 @@ from gputui.metrics.draw.parts import Line
 from gputui.ui.tui.actions import actions_in, find
 from gputui.ui.tui.dialogs.settings import ITEMS
 from gputui.ui.tui.layout.columns import justify
-from gputui.ui.tui.layout.gpu_words import gpu_row
-from gputui.ui.tui.layout.gpu_words import who as holder
+from gputui.ui.tui.layout.gpu_words import gpu_row, user_spans
 from gputui.ui.tui.widgets.dialog import Content, Dialog
 from gputui.ui.tui.widgets.line_edit import LineEdit
 from gputui.ui.tui.widgets.page import ActionScreen, Choice
@@ -66,21 +65,21 @@ class PaletteScreen(Dialog):
     def __init__(self, page: ActionScreen) -> None:
         super().__init__()
         self.edits = [LineEdit()]
-        self._choices = choices(page)
+        self._choices = palette_choices(page)
         self.matches: list[Choice] = []
         self.edited()
 
     def edited(self) -> None:
         """Find the choices that match; trials follow once the name of their study is typed."""
         typed = self.edits[0].text
-        self.place = 0
+        self.cursor = 0
         offered = [choice for choice in self._choices if choice.after.lower() in typed.lower()]
-        self.matches = best_matches(offered, typed, searched)
+        self.matches = best_matches(offered, typed, search_texts)
 
     def choose(self) -> None:
         self.dismiss(None)
         if self.matches:
-            self.matches[self.place].do()
+            self.matches[self.cursor].do()
 
     def press(self, key: str) -> bool:
         by = {"ctrl+n": 1, "ctrl+p": -1}.get(key, 0)
@@ -112,7 +111,7 @@ KINDS = ("study", "run", "profile", "GPU", "page", "action", "other")
 """Of choices that match equally well, the earlier kind comes first."""
 
 
-def searched(choice: Choice) -> tuple[str, str, tuple[int, ...]]:
+def search_texts(choice: Choice) -> tuple[str, str, tuple[int, ...]]:
     """The title that typed words are looked for in, the text beside it, and the rank of a choice."""
     rank = (KINDS.index(choice.kind), int(choice.why_not is not None))
     return f"{choice.name} {choice.title}".strip(), f"{choice.hint} {choice.also}", rank
@@ -121,54 +120,16 @@ def searched(choice: Choice) -> tuple[str, str, tuple[int, ...]]:
 # --- what can be chosen
 
 
-def choices(page: ActionScreen) -> list[Choice]:
+def palette_choices(page: ActionScreen) -> list[Choice]:
     """The choices on a page."""
     shell = page.shell
-    context = page.context()
     snapshot = page.snapshot
-    choices: list[Choice] = []
-    for action in actions_in(page.SCOPE):
-        if action.heading == "Move" or action.name == "palette" or not action.is_offered(context):
-            continue
-        kind = "page" if action.heading == "Go to" else "action"
-        synonyms = f"{action.name} {SYNONYMS.get(action.name, '')}"
-        do = partial(shell.perform, action.name)
-        choices.append(
-            Choice(
-                action.tooltip,
-                action.key_word(context),
-                do,
-                action.why_not(context),
-                action.label,
-                kind,
-                also=synonyms,
-            )
-        )
-    choices += page.choices()
-    trials: dict[str, int] = {study.study_id: 0 for study in snapshot.studies}
-    for row in snapshot.runs:
-        run = row.run
-        study_id = row.run.study_id
-        if study_id is not None:
-            trials[study_id] = trials.get(study_id, 0) + 1
-        title = f"Run {clean(run.run_id)}"
-        do = partial(shell.open_run, run.run_id)
-        choices.append(Choice(title, run_state_text(run), do, name=run.run_id, kind="run", after=study_id or ""))
-    for study_id, count in trials.items():
-        title = f"Study {clean(study_id)}"
-        do = partial(shell.open_study, study_id)
-        choices.append(Choice(title, count_of(count, "trial"), do, name=study_id, kind="study"))
-    # No file is read: what checks profiles takes 14 MB.
-    folders = (Path.cwd() / "profiles", shell.workspace.profiles, shipped_profiles())
-    why_not = find("launch", "overview").why_not(context)
-    for name in dict.fromkeys(path.stem for folder in folders for path in sorted(folder.glob("*.y*ml"))):
-        do = partial(shell.launch_from, name)
-        choices.append(Choice(f"Launch {clean(name)}", "profile", do, why_not, kind="profile"))
+    choices = [*_action_choices(page), *page.choices(), *_run_choices(page), *_profile_choices(page)]
     for gpu in snapshot.gpus:
         users = gpu.run_ids or [process.user or "?" for process in (gpu.processes or ())[:2]]
-        who = ", ".join(users) or "".join(text for text, _ in holder(gpu_row(snapshot, gpu), 30))
+        user = ", ".join(users) or "".join(text for text, _ in user_spans(gpu_row(snapshot, gpu), 30))
         title = f"GPU {gpu.index} · {clean(gpu.name)[:40]}"
-        choices.append(Choice(title, clean(who)[:30], partial(shell.open_gpu, gpu.uuid), kind="GPU"))
+        choices.append(Choice(title, clean(user)[:30], partial(shell.open_gpu, gpu.uuid), kind="GPU"))
     for what, text in page.copyable():
         first_line = text.strip().partition("\n")[0]
         choices.append(Choice(f"Copy {what}", clean(first_line)[:40], partial(shell.copy, what, text)))
@@ -180,22 +141,68 @@ def choices(page: ActionScreen) -> list[Choice]:
     return choices
 
 
+def _action_choices(page: ActionScreen) -> Iterator[Choice]:
+    """The actions of a page and the pages that its keys open."""
+    context = page.context()
+    for action in actions_in(page.SCOPE):
+        if action.heading == "Move" or action.name == "palette" or not action.is_offered(context):
+            continue
+        kind = "page" if action.heading == "Go to" else "action"
+        yield Choice(
+            action.tooltip,
+            action.key_word(context),
+            partial(page.shell.perform, action.name),
+            action.why_not(context),
+            action.label,
+            kind=kind,
+            also=f"{action.name} {SYNONYMS.get(action.name, '')}",
+        )
+
+
+def _run_choices(page: ActionScreen) -> Iterator[Choice]:
+    """The runs and studies of the snapshot."""
+    shell = page.shell
+    trials: dict[str, int] = {study.study_id: 0 for study in page.snapshot.studies}
+    for row in page.snapshot.runs:
+        run = row.run
+        if run.study_id is not None:
+            trials[run.study_id] = trials.get(run.study_id, 0) + 1
+        title = f"Run {clean(run.run_id)}"
+        do = partial(shell.open_run, run.run_id)
+        yield Choice(title, run_state_text(run), do, name=run.run_id, kind="run", after=run.study_id or "")
+    for study_id, count in trials.items():
+        do = partial(shell.open_study, study_id)
+        yield Choice(f"Study {clean(study_id)}", count_of(count, "trial"), do, name=study_id, kind="study")
+
+
+def _profile_choices(page: ActionScreen) -> Iterator[Choice]:
+    """The profiles by their files, which are not read: what checks profiles takes 14 MB."""
+    shell = page.shell
+    folders = (Path.cwd() / "profiles", shell.workspace.profiles, shipped_profiles())
+    why_not = find("launch", "overview").why_not(page.context())
+    for name in dict.fromkeys(path.stem for folder in folders for path in sorted(folder.glob("*.y*ml"))):
+        do = partial(shell.launch_from, name)
+        yield Choice(f"Launch {clean(name)}", "profile", do, why_not, kind="profile")
+
+
 # --- matching: words in any order
 
 
-def cost(typed: str, title: str, beside: str = "") -> int | None:
-    """The distance of ``typed`` from a title, 0 for best; None for no match. Each typed word must
-    be found, from best to worst: at the beginning of the title, at that of a word, inside a word,
-    in the text ``beside`` it, or with a few letters left out."""
+def match_distance(typed: str, title: str, beside: str = "") -> int | None:
+    """The distance of what was typed from a title, 0 for best; None for no match.
+
+    Each typed word must be found, from best to worst: at the beginning of the title, at that of a word, inside a word,
+    in the text ``beside`` it, or with a few letters left out.
+    """
     name = title.lower()
     total = 0
     for word in typed.lower().split():
-        place = name.find(word)
-        if place == 0:
+        index = name.find(word)
+        if index == 0:
             continue
-        if place > 0 and (not name[place - 1].isalnum() or f" {word}" in name):
+        if index > 0 and (not name[index - 1].isalnum() or f" {word}" in name):
             total += _WORD
-        elif place > 0:
+        elif index > 0:
             total += _INSIDE
         elif word in beside.lower():
             total += _BESIDE
@@ -217,9 +224,9 @@ def best_matches(
         texts_of: the title of a target, the text beside it, and its rank among those that match equally well.
     """
     matches = []
-    for place, target in enumerate(targets):
+    for index, target in enumerate(targets):
         title, beside, rank = texts_of(target)
-        distance = cost(typed, title, beside)
+        distance = match_distance(typed, title, beside)
         if distance is not None:
-            matches.append((distance, rank, place))
-    return [targets[place] for *_, place in sorted(matches)]
+            matches.append((distance, rank, index))
+    return [targets[index] for *_, index in sorted(matches)]

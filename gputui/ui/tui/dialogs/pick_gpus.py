@@ -55,7 +55,7 @@ class PickGpusScreen(Dialog):
     def choose(self) -> None:
         """Take the GPU under the cursor, or leave it out."""
         if self.count:
-            self._chosen ^= {self.shell.snapshot.gpus[self.place].uuid}
+            self._chosen ^= {self.shell.snapshot.gpus[self.cursor].uuid}
 
     def press(self, key: str) -> bool:
         if key == "space":

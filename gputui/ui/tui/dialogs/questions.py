@@ -16,7 +16,7 @@ from gputui.store.runs import Run
 from gputui.ui.tui.layout.columns import wrap
 from gputui.ui.tui.widgets.dialog import Content, Dialog
 from gputui.ui.tui.widgets.line_edit import LineEdit
-from gputui.ui.views.run_words import several_tag_words
+from gputui.ui.views.run_words import shared_tag_words
 from gputui.ui.views.words import dated_clock
 
 Answer = TypeVar("Answer")
@@ -46,7 +46,12 @@ class ConfirmScreen(Dialog):
 
 
 class MenuItem(NamedTuple):
-    """A choice, its key and what it does; ``why_not`` is a sentence if it is not possible."""
+    """A choice of a menu.
+
+    Attributes:
+        effect: what it does, in words.
+        why_not: a sentence if it is not possible now.
+    """
 
     key: str
     label: str
@@ -67,20 +72,20 @@ class MenuScreen(Dialog):
         self._title = title
         self._items = items
         self._texts = texts
-        self.place = next((number for number, item in enumerate(items) if item.why_not is None), 0)
+        self.cursor = next((number for number, item in enumerate(items) if item.why_not is None), 0)
 
     def choose(self) -> None:
-        item = self._items[self.place]
+        item = self._items[self.cursor]
         if item.why_not is None:
             self.dismiss(None)
             item.do()
 
     def press(self, key: str) -> bool:
-        place = next((number for number, item in enumerate(self._items) if item.key == key), None)
-        if place is not None:
-            self.place = place
+        number = next((number for number, item in enumerate(self._items) if item.key == key), None)
+        if number is not None:
+            self.cursor = number
             self.choose()
-        return place is not None
+        return number is not None
 
     def content(self, width: int) -> Content:
         lines: list[Line] = [[(part, "text")] for text in self._texts for part in wrap(text, width)]
@@ -98,8 +103,18 @@ class MenuScreen(Dialog):
 
 
 class FormScreen(Dialog, Generic[Answer]):
-    """Lines to type. ``check`` returns the answer for the typed texts, None if it is not valid, and a remark about it;
-    Enter hands the answer to ``take``. With one line, tab chooses among ``texts``, the sentences above it."""
+    """Lines to type.
+
+    Args:
+        verb: what Enter does, in a word.
+        fields: the text that each line begins with, by its name.
+        check: returns the answer for the typed texts, None if it is not valid, and a remark about it.
+        take: gets the answer after Enter.
+
+    Attributes:
+        texts: sentences above the lines; with one line to type, tab chooses among them.
+        text_number: the chosen one.
+    """
 
     WIDTH = 76
     IS_MARKED = False
@@ -123,7 +138,7 @@ class FormScreen(Dialog, Generic[Answer]):
         self._names = [clean(name) for name in fields]
         self.edits = [LineEdit.at_end(text) for text in fields.values()]
         self.texts: Sequence[str] = ("",)
-        self.text_place = 0
+        self.text_number = 0
 
     @property
     def typed(self) -> list[str]:
@@ -132,7 +147,7 @@ class FormScreen(Dialog, Generic[Answer]):
 
     def press(self, key: str) -> bool:
         is_turned = key in ("tab", "shift+tab") and len(self.texts) > 1
-        self.text_place = (self.text_place + is_turned) % len(self.texts)
+        self.text_number = (self.text_number + is_turned) % len(self.texts)
         if key != "enter":
             return is_turned
         answer, _ = self._check(self)
@@ -142,12 +157,12 @@ class FormScreen(Dialog, Generic[Answer]):
         return True
 
     def content(self, width: int) -> Content:
-        lines: list[Line] = [[(part, "text")] for part in wrap(self.texts[self.text_place], width)]
+        lines: list[Line] = [[(part, "text")] for part in wrap(self.texts[self.text_number], width)]
         label_width = max(map(len, self._names)) + 1
         rows: list[Line] = []
         for number, (name, edit) in enumerate(zip(self._names, self.edits, strict=True)):
             label = f"{name:<{label_width}}"
-            if number == self.place:
+            if number == self.cursor:
                 rows.append([(label, "tab"), *edit.spans(width - label_width)])
             else:
                 rows.append([(label, "label"), (clean(edit.text), "text")])
@@ -184,11 +199,11 @@ def labels_form(run: Run, take: Callable[[LabelChanges], object]) -> FormScreen[
             changes["add"] = added
         if removed:
             changes["remove"] = removed
-        return changes, hints[form.place]
+        return changes, hints[form.cursor]
 
     fields = {"name": run.name, "tags": "".join(f"{tag} " for tag in run.tags), "note": run.note or ""}
     form = FormScreen(f"Labels of {clean(run.run_id)}", "save", fields, check, take)
-    form.place = 1
+    form.cursor = 1
     return form
 
 
@@ -204,12 +219,12 @@ def tags_form(runs: Sequence[Run], take: Callable[[LabelChanges], object]) -> Fo
         return changes or None, "Separate tags with spaces."
 
     form = FormScreen(f"Tags of {len(runs)} marked runs", "save", {"add": "", "remove": ""}, check, take)
-    form.texts = (f"Their tags: {several_tag_words(runs) or 'none'}.",)
+    form.texts = (f"Their tags: {shared_tag_words(runs) or 'none'}.",)
     return form
 
 
 def silence_form(alert: AlertView, now: float, take: Callable[[float, bool], object]) -> FormScreen[float]:
-    """Ask for how long an alert is silenced: seconds, and whether for all subjects of its rule."""
+    """Ask for how long an alert is silenced. ``take`` gets seconds, and whether it is for all subjects of its rule."""
 
     def check(form: FormScreen[float]) -> tuple[float | None, str]:
         if form.typed[0] == "0":
@@ -223,6 +238,6 @@ def silence_form(alert: AlertView, now: float, take: Callable[[float, bool], obj
     if alert.rule in RULES:
         title = RULES[alert.rule].title
     fields = {"time": "1h"}
-    form = FormScreen("Silence", "silence", fields, check, lambda seconds: take(seconds, bool(form.text_place)))
+    form = FormScreen("Silence", "silence", fields, check, lambda seconds: take(seconds, bool(form.text_number)))
     form.texts = (f"{title} for {clean(alert.subject_name)} (tab: everywhere)", f"{title} everywhere")
     return form

@@ -7,14 +7,14 @@ from typing import Any, ClassVar, NamedTuple
 
 from gputui.metrics.draw.parts import Line
 from gputui.ui.tui.layout.columns import wrap
-from gputui.ui.tui.layout.lists import after
+from gputui.ui.tui.layout.lists import next_choice
 from gputui.ui.tui.settings import values_of
 from gputui.ui.tui.widgets.dialog import Content, Dialog
 
 HELP_LINES = 2
 
 
-class Item(NamedTuple):
+class SettingItem(NamedTuple):
     """A setting with its possible values in order."""
 
     name: str
@@ -37,7 +37,7 @@ class Item(NamedTuple):
 _REFRESH_SECONDS = (0.25, 0.5, 1.0, 2.0, 5.0, 10.0)
 
 ITEMS = tuple(
-    Item(name, label, help_text, values_of(name) or _REFRESH_SECONDS)
+    SettingItem(name, label, help_text, values_of(name) or _REFRESH_SECONDS)
     for name, label, help_text in (
         ("theme", "theme", "auto: dark where the terminal knows all colours; NO_COLOR means mono"),
         ("characters", "characters", "of curves and signs; auto: by the locale, GPUTUI_ASCII=1 means ASCII"),
@@ -65,10 +65,10 @@ class SettingsScreen(Dialog):
         return by != 0
 
     def choose(self, by: int = 1) -> None:
-        item = ITEMS[self.place]
+        item = ITEMS[self.cursor]
         if by:
             value = getattr(self.shell.settings, item.name)
-            self.shell.change(**{item.name: after(item.values, value, by)})
+            self.shell.change(**{item.name: next_choice(item.values, value, by)})
 
     def content(self, width: int) -> Content:
         overruled = {}
@@ -82,9 +82,9 @@ class SettingsScreen(Dialog):
             value = item.word(getattr(self.shell.settings, item.name))
             note = overruled.get(item.name, "")
             choice = (f"  {value}", "text")
-            if number == self.place:
+            if number == self.cursor:
                 choice = (f"← {value} →", "title")
             rows.append([(f"{item.label:<{label_width}}", "text"), choice, (f"  {note}", "warn")])
-        help_parts = [*wrap(ITEMS[self.place].help, width - 2), *[""] * HELP_LINES][:HELP_LINES]
+        help_parts = [*wrap(ITEMS[self.cursor].help, width - 2), *[""] * HELP_LINES][:HELP_LINES]
         below: list[Line] = [[], *([(f"  {part}", "dim")] for part in help_parts)]
         return Content("Settings", [], rows, below)

@@ -9,7 +9,7 @@ from gputui.core.text import clean, clip
 from gputui.core.units import count_of
 from gputui.metrics.draw.parts import Line
 from gputui.ui.tui.actions import Context
-from gputui.ui.tui.actions.shown import help_lines
+from gputui.ui.tui.actions.key_lines import help_lines
 from gputui.ui.tui.layout.columns import wrap
 from gputui.ui.tui.widgets.dialog import Content, Dialog
 from gputui.ui.views.words import Sign
@@ -45,7 +45,7 @@ class SheetScreen(Dialog):
 
     def move(self, by: int) -> None:
         """Scroll."""
-        self.top = self.place = min(max(0, self.top + by), self.count - self.room)
+        self.top = self.cursor = min(max(0, self.top + by), self.count - self.room)
 
     def content(self, width: int) -> Content:
         return Content(self._title, [], self.lines(width))

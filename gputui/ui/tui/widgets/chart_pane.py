@@ -17,17 +17,17 @@ from gputui.metrics.draw.viewport import Extent, Viewport, next_point
 from gputui.store.metrics.roles import NO_ROLES, MetricRoles
 from gputui.ui.tui.layout import charts
 from gputui.ui.tui.layout.chart_settings import LAYOUTS, SMOOTHINGS, ChartView
-from gputui.ui.tui.layout.charts import ChartLook, place_words, plot_columns
+from gputui.ui.tui.layout.charts import ChartLook, plot_columns, x_words
 from gputui.ui.tui.layout.columns import clip_line, clip_words, draw_panel, fit_line, line_width, rule
-from gputui.ui.tui.layout.lists import after, index_of
+from gputui.ui.tui.layout.lists import index_of, next_choice
 from gputui.ui.tui.layout.panels import (
     LEAST_NAMED_WIDTH,
     LEAST_WIDTH,
+    ChosenPanels,
     Panel,
     PanelPlace,
-    Panels,
+    choose_panels,
     panel_places,
-    panels,
 )
 from gputui.ui.tui.widgets.line_edit import LineEdit
 from gputui.ui.tui.widgets.pane import SlowPane
@@ -44,8 +44,17 @@ _GLYPHS = {"incident": "✗ ", "alert": "▲ "}
 
 
 class Charts:
-    """The state of a page's charts. ``keep`` is called with each new view, ``say`` with reasons; ``request`` is what
-    they need from the feed."""
+    """The state of a page's charts, and the actions that change it.
+
+    Attributes:
+        view: the settings of the charts, of which ``keep`` is told.
+        edit: the filter that is being typed.
+        is_maximised: whether only one chart is shown.
+        look: what the charts were drawn from.
+        panels: the charts that match the filter.
+        extent: the whole x axis; None while it is unknown.
+        request: what the charts need from the feed.
+    """
 
     def __init__(self, view: ChartView, keep: Callable[[ChartView], object], say: Callable[[str], object]) -> None:
         self.view = view
@@ -53,7 +62,7 @@ class Charts:
         self.edit: LineEdit | None = None
         self.is_maximised = False
         self.look = ChartLook(view)
-        self.panels = Panels()
+        self.panels = ChosenPanels()
         self.extent: Extent | None = None
         self.request = ChartRequest(USUAL, view.axis, smoothing=view.smoothing, hardware=("utilization",))
         self._keep = keep
@@ -70,6 +79,7 @@ class Charts:
         self.show(replace(self.view, **changes))
 
     def show(self, view: ChartView) -> None:
+        """Show another view."""
         self.view = view
         self._keep(view)
 
@@ -79,7 +89,7 @@ class Charts:
         """Choose the charts among these metrics, of which some have ``roles``, and charts of the hardware."""
         self._names = names
         self._hardware = hardware
-        self.panels = panels(names, hardware, self.view, roles)
+        self.panels = choose_panels(names, hardware, self.view, roles)
 
     def draw(
         self,
@@ -90,8 +100,16 @@ class Charts:
         is_focused: bool = True,
         is_framed: bool = False,
     ) -> None:
-        """Draw the chosen charts in a pane of this size, and update the request. The axis of ``look`` is the chosen
-        one; until the answer comes, the known curves are drawn over theirs."""
+        """Draw the chosen charts, and update the request.
+
+        Args:
+            look: what they are drawn from. Its axis is the chosen one; until the answer comes, the known curves are
+                drawn over theirs.
+            size: columns and rows of the pane.
+            notes: the end of the line above the charts.
+            is_focused: whether the charts have the keyboard.
+            is_framed: whether the pane has a frame.
+        """
         width = size[0]
         height = size[1] - 1
         if is_framed:
@@ -179,7 +197,7 @@ class Charts:
             note_style = "warn" if self.panels.problem else "dim"
             spans = [(" filter ", "title"), *typed, (f" {note}", note_style)]
         else:
-            parts = at_cursor(look, self._visible) or [*self._settings_parts(look, width), *notes]
+            parts = crosshair_parts(look, self._visible) or [*self._settings_parts(look, width), *notes]
             if look.view.cursor is None and self._is_framed:
                 title_style = "tab" if self._is_tab else "title"
                 return rule("CHARTS", width, notes=parts, style=title_style)
@@ -211,7 +229,7 @@ class Charts:
         if view.is_cut:
             parts.append(("cut to the shortest", "accent"))
         if view.viewport.span is not None:
-            start, end = (place_words(frame, x) for x in look.window)
+            start, end = (x_words(frame, x) for x in look.window)
             parts.append((f"{start} to {end.removeprefix('step ')}", "accent"))
         if view.smoothing:
             parts.append((f"smoothing {view.smoothing:g}", "accent"))
@@ -238,6 +256,7 @@ class Charts:
 
     @property
     def keys(self) -> list[str]:
+        """The keys of the charts that match the filter."""
         return [panel.key for panel in self.panels.chosen]
 
     @property
@@ -250,16 +269,20 @@ class Charts:
 
     @property
     def focus(self) -> Panel | None:
+        """The chosen chart."""
         return next((panel for panel in self.panels.chosen if panel.key == self.focused_key), None)
 
     def scroll(self, by: int) -> None:
+        """Choose the chart ``by`` charts further."""
         if (key := self.focused_key) is not None:
             self.change(focus=self.keys[min(max(self.keys.index(key) + by, 0), len(self.keys) - 1)])
 
     def scroll_page(self, by: int) -> None:
+        """Choose a chart ``by`` screenfuls further."""
         self.scroll(by * max(1, len(self._places)))
 
     def filter_to(self, edit: LineEdit | None, text: str) -> None:
+        """Show the charts that match a text, which is still being typed if there is an ``edit``."""
         self.edit = edit
         self.change(filter_text=text)
         if edit is None and (problem := filter_names((), text).problem) is not None:
@@ -381,7 +404,7 @@ class Charts:
 
     def do_x_axis(self) -> None:
         axes = [axis for axis in AXES if axis != "epoch" or "epoch" in self._names]
-        self.show(self.view.rescaled(axis=after(axes, self.view.axis)))
+        self.show(self.view.rescaled(axis=next_choice(axes, self.view.axis)))
 
     def do_log_x_axis(self) -> None:
         self.show(self.view.rescaled(is_log_x=not self.view.is_log_x))
@@ -389,7 +412,7 @@ class Charts:
     # --- the other settings
 
     def _smooth(self, by: int) -> None:
-        self.change(smoothing=after(SMOOTHINGS, self.view.smoothing, by))
+        self.change(smoothing=next_choice(SMOOTHINGS, self.view.smoothing, by))
 
     do_smoothing_next = partialmethod(_smooth, 1)
     do_smoothing_previous = partialmethod(_smooth, -1)
@@ -399,7 +422,7 @@ class Charts:
             self.change(logs=self.view.logs ^ {key})
 
     def do_layout(self) -> None:
-        self.change(layout=after(LAYOUTS, self.view.layout))
+        self.change(layout=next_choice(LAYOUTS, self.view.layout))
 
     def do_pin(self) -> None:
         if (key := self.focused_key) is not None:
@@ -424,7 +447,7 @@ class Charts:
 WHOLE = "The charts show the whole run; + zooms in."
 
 
-def at_cursor(look: ChartLook, visible: Sequence[Panel]) -> list[Span]:
+def crosshair_parts(look: ChartLook, visible: Sequence[Panel]) -> list[Span]:
     """The place of the crosshair, what happened there, and the hardware that no chart shows; nothing without it."""
     x = look.view.cursor
     data = look.data
@@ -432,7 +455,7 @@ def at_cursor(look: ChartLook, visible: Sequence[Panel]) -> list[Span]:
     reach = look.reach
     if x is None:
         return []
-    parts: list[Span] = [(f"│ {place_words(frame, x)}", "cursor")]
+    parts: list[Span] = [(f"│ {x_words(frame, x)}", "cursor")]
     if frame.axis != "time" and (moment := frame.moment_at(x)) is not None:
         parts.append((charts.frame_clock(frame, moment), "cursor"))
     near = [marker for marker in data.markers if abs(marker.x - x) <= reach]
@@ -444,7 +467,7 @@ def at_cursor(look: ChartLook, visible: Sequence[Panel]) -> list[Span]:
         parts.append((text, charts.MARKER_STYLES[marker.kind]))
     for field, (title, unit) in AT_CROSSHAIR.items():
         curves = (curve for curve in data.hardware if curve.field == field and curve.uuid is not None)
-        values = [value for curve in curves if (value := charts.at_crosshair(curve, look)) is not None]
+        values = [value for curve in curves if (value := charts.crosshair_value(curve, look)) is not None]
         if values and field not in {panel.field for panel in visible}:
             low = f"{min(values):.0f}"
             high = f"{max(values):.0f}"

@@ -9,7 +9,7 @@ from textual import events, on
 from textual.app import ComposeResult
 
 from gputui.metrics.draw.parts import Line
-from gputui.ui.tui.actions.shown import HeldKey, key_spans
+from gputui.ui.tui.actions.key_lines import FooterKey, key_spans
 from gputui.ui.tui.layout.columns import box, clip_line, fit_line, highlight, is_too_small, rule
 from gputui.ui.tui.shell import Shell, passed_to_top
 from gputui.ui.tui.terminal.layer import Overlay
@@ -21,7 +21,13 @@ AROUND = 4
 
 
 class Content(NamedTuple):
-    """The content of the frame: ``rows`` scroll between ``lines`` and ``below``."""
+    """The content of the frame.
+
+    Attributes:
+        lines: what stands above the rows.
+        rows: what the cursor moves in; they scroll where they have no room.
+        below: what stands below the rows.
+    """
 
     title: str
     lines: Sequence[Line]
@@ -30,24 +36,36 @@ class Content(NamedTuple):
 
 
 class Dialog(Overlay[None]):
-    """A frame with a cursor (``place``) in its rows. A subclass implements ``content``, and what keys do in ``press``
-    and ``choose``; other keys are text, if there are ``edits``: one for all rows, or one for each."""
+    """A frame with a cursor in its rows.
+
+    A subclass implements ``content``, and what keys do in ``press`` and ``choose``; other keys are text, if there are
+    ``edits``.
+
+    Attributes:
+        WIDTH: the cells of the frame, on a screen that has as many.
+        PANE_ID: the id of the pane, for the style sheet.
+        MOST_ROWS: how many rows are in sight at most.
+        IS_MARKED: whether the row of the cursor is marked.
+        CLOSING: the keys that close it.
+        keys: what its keys do, for the lower edge of the frame and the footer of the page below.
+        edits: the lines to type: one for all rows, or one for each.
+        cursor, top: the numbers of the row under the cursor and of the first row in sight.
+        room, count: how many rows are in sight, and how many there are.
+    """
 
     BINDINGS: ClassVar = []
     WIDTH: ClassVar = 64
     PANE_ID: ClassVar = "dialog"
     MOST_ROWS: ClassVar = 1000
     IS_MARKED: ClassVar = True
-    """Whether the row of the cursor is marked."""
     CLOSING: ClassVar[frozenset[str]] = frozenset({"escape", "ctrl+c"})
-    keys: Sequence[HeldKey] = ()
-    """What its keys do, for the lower edge of the frame and the footer of the page below."""
+    keys: Sequence[FooterKey] = ()
 
     def __init__(self) -> None:
         super().__init__()
         self.pane = Pane(id=self.PANE_ID)
         self.edits: list[LineEdit] = []
-        self.place = self.top = self.room = self.count = 0
+        self.cursor = self.top = self.room = self.count = 0
         self._first_row = 0
         self._drawn_size = self.app.size
 
@@ -72,7 +90,7 @@ class Dialog(Overlay[None]):
 
     def move(self, by: int) -> None:
         """Move the cursor by rows."""
-        self.place = min(max(0, self.place + by), max(0, self.count - 1))
+        self.cursor = min(max(0, self.cursor + by), max(0, self.count - 1))
 
     def compose(self) -> ComposeResult:
         self.draw()
@@ -98,9 +116,9 @@ class Dialog(Overlay[None]):
         elif key == "enter":
             self.choose()
         elif key == "tab":
-            self.place = (self.place + 1) % max(1, self.count)
+            self.cursor = (self.cursor + 1) % max(1, self.count)
         elif key == "shift+tab":
-            self.place = (self.place - 1) % max(1, self.count)
+            self.cursor = (self.cursor - 1) % max(1, self.count)
         elif key in steps and self.count:
             self.move(steps[key])
         elif self.edits and (typed := self.edits[self._edited].typed(key, event.character)) is not None:
@@ -115,7 +133,7 @@ class Dialog(Overlay[None]):
 
     @property
     def _edited(self) -> int:
-        return min(self.place, len(self.edits) - 1)
+        return min(self.cursor, len(self.edits) - 1)
 
     def _type(self, edit: LineEdit) -> None:
         self.edits[self._edited] = edit
@@ -136,9 +154,9 @@ class Dialog(Overlay[None]):
         if event.widget is not self.pane:
             self.dismiss(None)
         elif self.top <= number < min(self.count, self.top + self.room):
-            if number == self.place:
+            if number == self.cursor:
                 self.choose()
-            self.place = number
+            self.cursor = number
             self.draw()
 
     def draw(self) -> None:
@@ -159,8 +177,8 @@ class Dialog(Overlay[None]):
         self.count = len(rows)
         self._first_row = len(lines)
         self.room = max(1, min(self.count, self.MOST_ROWS, height - AROUND - len(lines) - len(below)))
-        self.place = min(self.place, max(0, self.count - 1))
-        self.top = min(max(self.top, self.place - self.room + 1), self.place, max(0, self.count - self.room))
+        self.cursor = min(self.cursor, max(0, self.count - 1))
+        self.top = min(max(self.top, self.cursor - self.room + 1), self.cursor, max(0, self.count - self.room))
         visible = map(self._row, range(self.top, self.top + self.room), rows[self.top :])
         body: list[Line] = [
             [(" ", "text"), *fit_line(line, width - 4), (" ", "text")] for line in (*lines, *visible, *below)
@@ -177,6 +195,6 @@ class Dialog(Overlay[None]):
             return line
         room = min(self.WIDTH, self._drawn_size.width) - 6
         row = fit_line(line, room)
-        if number == self.place:
+        if number == self.cursor:
             return highlight([("▸ ", "cursor"), *row])
         return [("  ", "cursor"), *row]

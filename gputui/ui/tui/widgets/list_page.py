@@ -13,7 +13,7 @@ from textual import events
 from gputui.metrics.draw.parts import Line, Span
 from gputui.store.runs import Run
 from gputui.ui.tui.layout.columns import box, fit_line, is_boxed, justify
-from gputui.ui.tui.layout.lists import Listing, ListState, RowOrder, after, index_of, order_named
+from gputui.ui.tui.layout.lists import Listing, ListState, RowOrder, index_of, next_choice, order_named
 from gputui.ui.tui.layout.moments import right_end
 from gputui.ui.tui.widgets.line_edit import LineEdit
 from gputui.ui.tui.widgets.page import ActionScreen
@@ -30,13 +30,16 @@ MORE_THAN_ANY = 1 << 20
 """More rows than any list has."""
 
 
-def moved(ids: Sequence[Id], current: Id | None, by: int, start: int = 0) -> Id | None:
-    """The id ``by`` places after ``current``, that at ``start`` without a current one; at most the
-    first or last, None for an empty list."""
+def neighbour(ids: Sequence[Id], current: Id | None, by: int, start: int = 0) -> Id | None:
+    """The id ``by`` steps after another one, or the first or last one; None for an empty list.
+
+    Args:
+        current: the other id; None to begin at the index ``start``.
+    """
     if not ids:
         return None
-    place = index_of(ids, current, start - by) + by
-    return ids[min(max(place, 0), len(ids) - 1)]
+    index = index_of(ids, current, start - by) + by
+    return ids[min(max(index, 0), len(ids) - 1)]
 
 
 class ListPage(ActionScreen):
@@ -83,9 +86,9 @@ class ListPage(ActionScreen):
         """Scroll as little as needed to have the cursor among the ``room`` visible rows."""
         ids = self.row_ids
         room = max(1, room)
-        place = index_of(ids, self.table.cursor)
-        top = min(self.table.top, place, max(0, len(ids) - room))
-        self.table = replace(self.table, top=max(top, place - room + 1))
+        index = index_of(ids, self.table.cursor)
+        top = min(self.table.top, index, max(0, len(ids) - room))
+        self.table = replace(self.table, top=max(top, index - room + 1))
 
     def point_at(self, row: Hashable) -> None:
         """Move the cursor to a row."""
@@ -93,7 +96,7 @@ class ListPage(ActionScreen):
 
     def move(self, by: int) -> None:
         """Move the cursor by rows."""
-        self.point_at(moved(self.row_ids, self.table.cursor, by))
+        self.point_at(neighbour(self.row_ids, self.table.cursor, by))
         self.changed()
 
     def _step(self, rows: int = 0, pages: int = 0) -> None:
@@ -114,7 +117,7 @@ class ListPage(ActionScreen):
     def do_sort(self) -> None:
         """Sort by the next order; the following key may choose one by its letter."""
         orders = self.ORDERS
-        order = after(orders, order_named(orders, self.table.order))
+        order = next_choice(orders, order_named(orders, self.table.order))
         self.sort_by(order)
         self._awaits_letter = True
         letters = " · ".join(f"{choice.letter} {choice.name}" for choice in orders)
@@ -189,7 +192,7 @@ class ListingPage(ListPage, Generic[Row]):
         self.body = (self.list, self.detail)
         self.table = table
         self._made: tuple[Snapshot, ListState, Listing[Row]] | None = None
-        self._place = 0
+        self._cursor_index = 0
 
     @abstractmethod
     def make_listing(self) -> Listing[Row]:
@@ -217,12 +220,12 @@ class ListingPage(ListPage, Generic[Row]):
         return next((row for row in listing.rows if listing.key(row) == cursor), None)
 
     def replacement(self, ids: Sequence[Any]) -> Any:
-        """The row that took the place of the one that is gone."""
-        return ids[min(self._place, len(ids) - 1)]
+        """The row that is now where the one that is gone was."""
+        return ids[min(self._cursor_index, len(ids) - 1)]
 
     def set_filter(self, text: str) -> None:
         super().set_filter(text)
-        self._place = 0
+        self._cursor_index = 0
 
     def run_id_of(self, row: Row) -> str | None:
         """The run that a row is about."""
@@ -285,8 +288,8 @@ class ListingPage(ListPage, Generic[Row]):
         inner = self.inner_width(width)
         ids = self.row_ids
         listing = self.listing
-        self._place = index_of(ids, self.table.cursor)
-        self.table = listing.scrolled(self.table, rows)
+        self._cursor_index = index_of(ids, self.table.cursor)
+        self.table = listing.scroll(self.table, rows)
         self.page_rows = rows - listing.head_lines - 1
         return self.framed(self.with_filter(listing.lines(self.table, inner, rows), inner), width)
 

@@ -20,7 +20,7 @@ from gputui.metrics.draw.parts import Line
 from gputui.store.hardware import GpuView
 from gputui.store.runs import Run
 from gputui.ui.tui.actions import Context, Scope, actions_in
-from gputui.ui.tui.actions.shown import HeldKey, footer_action, footer_line, in_keys, key_spans, message_lines
+from gputui.ui.tui.actions.key_lines import FooterKey, footer_action, footer_line, key_spans, message_lines, with_keys
 from gputui.ui.tui.layout.columns import LEAST_SIZE, fit_line, is_too_small, wrap
 from gputui.ui.tui.layout.lists import index_of
 from gputui.ui.tui.layout.moments import time_at, time_line
@@ -44,8 +44,17 @@ class Copyable(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """A choice of the palette. ``why_not`` is a sentence if it is not possible now; it is found by its short ``name``
-    and the words ``also``, too, and offered only once ``after`` is typed."""
+    """A choice of the palette.
+
+    Attributes:
+        title: what is listed, and searched.
+        hint: what stands beside it.
+        do: carries it out.
+        why_not: a sentence if it is not possible now.
+        name, also: a short name and other words that it is found by, too.
+        kind: one of `KINDS`.
+        after: what must be typed before it is offered.
+    """
 
     title: str
     hint: str
@@ -62,8 +71,8 @@ NARROW = 100
 
 
 class ActionScreen(Screen[None]):
-    """A page whose keys come from the table of actions. A method ``do_<name>`` of it, of one of its
-    ``parts``, or of the app and its parts carries out an action."""
+    """A page whose keys come from the table of actions. A method ``do_<name>`` of it, of one of its ``parts``, or of
+    the app carries out an action."""
 
     BLANK = True
     SCOPE: ClassVar[Scope]
@@ -117,7 +126,7 @@ class ActionScreen(Screen[None]):
 
     @property
     def marked_runs(self) -> tuple[Run, ...]:
-        """The runs that actions apply to instead (`OF_MARKED`)."""
+        """The runs that actions apply to instead (`BULK_ACTIONS`)."""
         return ()
 
     @property
@@ -198,7 +207,7 @@ class ActionScreen(Screen[None]):
         """Perform the clicked action."""
         event.stop()
         name = footer_action(self.context(), self.app.size.width, event.x)
-        if name is not None and not self.held_keys:
+        if name is not None and not self.overriding_keys:
             self.shell.perform(name)
 
     @on(events.Click, "#notice")
@@ -267,7 +276,12 @@ class ActionScreen(Screen[None]):
             self.shell.say("There is nothing to copy here.", "warning")
 
     def in_thread(self, work: Callable[[], Result], take: Callable[[Result], object]) -> None:
-        """Do ``work`` in a thread, and let the page ``take`` its result if it is still open."""
+        """Do something slow without delaying the screen.
+
+        Args:
+            work: is done in a thread.
+            take: gets the result, unless the page was closed meanwhile.
+        """
         app = self.app
 
         def deliver(result: Result) -> None:
@@ -317,7 +331,7 @@ class ActionScreen(Screen[None]):
             except Exception as error:
                 for pane in self.query(Pane):
                     pane.clear()
-                self.notice.show([self.shell.drawing_failed(type(self).__name__, error)])
+                self.notice.show([self.shell.failure_line(type(self).__name__, error)])
                 self.footer.draw(lambda: [footer_line(self.context(), width)], height=1)
 
     def draw(self, width: int, height: int) -> None:
@@ -336,15 +350,15 @@ class ActionScreen(Screen[None]):
         text, kind = self.shell.message
         messages: Sequence[Line] = []
         if text:
-            messages = message_lines(in_keys(text, self.context()), kind, width)
+            messages = message_lines(with_keys(text, self.context()), kind, width)
         self.message.show(messages)
         self.draw_footer()
         return len(notices) + len(messages) + 1
 
     @property
-    def held_keys(self) -> Sequence[HeldKey]:
+    def overriding_keys(self) -> Sequence[FooterKey]:
         """The keys of the dialog or the line being typed that has the keyboard instead of the page."""
-        keys: Sequence[HeldKey] = getattr(self.app.screen, "keys", ())
+        keys: Sequence[FooterKey] = getattr(self.app.screen, "keys", ())
         if self.line is not None:
             return (("enter", "keep"), ("escape", "give up"))
         return keys
@@ -352,8 +366,8 @@ class ActionScreen(Screen[None]):
     def draw_footer(self) -> None:
         """Draw the keys of what has the keyboard."""
         width = self.app.size.width
-        if self.held_keys:
-            line = fit_line([(" ", "text"), *key_spans(self.held_keys, is_ascii=self.shell.is_ascii)], width)
+        if self.overriding_keys:
+            line = fit_line([(" ", "text"), *key_spans(self.overriding_keys, is_ascii=self.shell.is_ascii)], width)
         else:
             line = footer_line(self.context(), width)
         self.footer.show([line], height=1)

@@ -65,7 +65,7 @@ class Pane(Widget):
             if height != 0:
                 lines = drawing()
         except Exception as error:
-            lines = [cast("Shell", self.app).drawing_failed(self.id or "page", error)]
+            lines = [cast("Shell", self.app).failure_line(self.id or "page", error)]
         self.show(lines, height=height)
 
     def set_height(self, height: int) -> None:
@@ -144,8 +144,14 @@ class SlowPane(Pane):
     def show_when(
         self, shape: Hashable, data: Sequence[object], drawing: Callable[[], Sequence[Line]], *, height: int
     ) -> None:
-        """Show the lines of ``drawing`` if ``shape`` (size and settings) or the past moment changed, or if ``data``
-        changed and `REDRAW_SECONDS` have passed."""
+        """Show the lines of ``drawing`` if they are due.
+
+        Args:
+            shape: size and settings; they are due if it changes, or the past moment.
+            data: what is drawn; they are due `REDRAW_SECONDS` after the last drawing if it changes.
+            drawing: makes the lines.
+            height: that of the pane.
+        """
         now = time.monotonic()
         snapshot = cast("Shell", self.app).snapshot
         if snapshot.past is not None:

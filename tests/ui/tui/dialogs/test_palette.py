@@ -9,7 +9,7 @@ from textual.pilot import Pilot
 
 from gputui.core.config import Workspace
 from gputui.ui.tui.app import GputuiApp
-from gputui.ui.tui.dialogs.palette import KINDS, PaletteScreen, best_matches, choices, cost
+from gputui.ui.tui.dialogs.palette import KINDS, PaletteScreen, best_matches, match_distance, palette_choices
 from gputui.ui.tui.pages.launch.page import LaunchScreen
 from gputui.ui.tui.pages.overview.page import OverviewScreen
 from gputui.ui.tui.pages.study.page import StudyScreen
@@ -27,13 +27,13 @@ def test_beginnings_come_before_middles_and_those_before_letters() -> None:
     things = [("Stop one", 1), ("Stop two", 0)]
     for typed in ("stop", ""):
         assert best_matches(things, typed, lambda each: (each[0], "", (each[1],)))[0] == ("Stop two", 0)
-    assert cost("gpt open", "Open gpt2-124m-1") == cost("open gpt", "Open gpt2-124m-1") is not None
-    assert cost("running", "Open gpt2-124m-1", "running") is not None
+    assert match_distance("gpt open", "Open gpt2-124m-1") == match_distance("open gpt", "Open gpt2-124m-1") is not None
+    assert match_distance("running", "Open gpt2-124m-1", "running") is not None
     for typed, title, is_found in (
         ("opgt", "Open gpt2-124m-1", True), ("lrsweep", "Study lr-sweep-1", True), ("tpg", "Open gpt2-124m-1", False),
         ("metric", "Settings: theme, characters, mouse, bell", False), ("oom", "Suspend to the shell", False),
     ):  # fmt: skip
-        assert (cost(typed, title) is not None) == is_found, typed
+        assert (match_distance(typed, title) is not None) == is_found, typed
 
 
 async def choose(pilot: Pilot[Any], text: str) -> None:
@@ -107,8 +107,8 @@ async def test_an_action_that_does_nothing_with_the_marked_runs_is_not_offered(h
     async with app.run_test(size=SIZE) as pilot:
         table = app.screen
         assert isinstance(table, OverviewScreen)
-        assert "Stop the run after a checkpoint" in {choice.title for choice in choices(table)}
+        assert "Stop the run after a checkpoint" in {choice.title for choice in palette_choices(table)}
         table.point_at("old-1")
         await pilot.press("space")
-        titles = {choice.title for choice in choices(table)}
+        titles = {choice.title for choice in palette_choices(table)}
         assert "Stop the run after a checkpoint" not in titles and "Remove the run" in titles
