@@ -108,13 +108,13 @@ class Feed:
 
     def look_at(self, interest: Interest) -> None:
         """Set what to read from now on, at the current moment."""
-        self._turn_to(replace(interest, moment=self.interest.moment))
+        self._set_interest(replace(interest, moment=self.interest.moment))
 
     def look_back(self, moment: Moment | None) -> None:
         """Set the past moment to read from now on; None returns to the present."""
-        self._turn_to(replace(self.interest, moment=moment))
+        self._set_interest(replace(self.interest, moment=moment))
 
-    def _turn_to(self, interest: Interest) -> None:
+    def _set_interest(self, interest: Interest) -> None:
         if interest != self.interest:
             self.interest = interest
             self._wake.set()
@@ -128,7 +128,7 @@ class Feed:
 
     def _run(self) -> None:
         while not self._stop.is_set():
-            is_new = self._turn()
+            is_new = self._check_store()
             self._has_looked.set()
             if is_new and self._show is not None:
                 self._show(self._newest)
@@ -145,7 +145,7 @@ class Feed:
             return LOOK_SECONDS
         return look_seconds(self._newest)
 
-    def _turn(self) -> bool:
+    def _check_store(self) -> bool:
         """Check the store once; returns whether there is a new snapshot."""
         now = self._wall()
         clock = self._clock()
@@ -182,8 +182,8 @@ class Feed:
         except Exception as error:
             # An unexpected error must not end the thread: a frozen screen looks like a quiet machine.
             self._close()
-            place = traceback.extract_tb(error.__traceback__)[-1]
-            what = f"{type(error).__name__} in {Path(place.filename).name}, line {place.lineno}"
+            frame = traceback.extract_tb(error.__traceback__)[-1]
+            what = f"{type(error).__name__} in {Path(frame.filename).name}, line {frame.lineno}"
             sentence = f"What was recorded cannot be shown: {what}; the last values stay. Please report it."
             return self._pass_time(now, clock, sentence)
 

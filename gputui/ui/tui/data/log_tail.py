@@ -60,7 +60,8 @@ class LogReader:
         log = logs[label]
         key = (log.path, *_size(log.path), labels, deep)
         if key != self._key:
-            self._key, self._tail = key, self._follow(log, label, labels, deep=deep)
+            self._tail = self._follow(log, label, labels, deep=deep)
+            self._key = key
         return self._tail
 
     def _follow(self, log: RankLog, name: str, labels: tuple[str, ...], *, deep: bool) -> LogTail:
@@ -80,8 +81,14 @@ class LogReader:
 
 
 class _FollowedFile:
-    """The lines of one file from some place on. ``first`` is the number of the first line kept. Lines keep their
-    numbers as others come and go; those before the place where reading began are negative."""
+    """The newest lines of one file.
+
+    Attributes:
+        lines, levels: those that are kept, from some offset on.
+        first: the number of the first of them. Lines keep their numbers while others come and go; those before the
+            offset where reading began are negative.
+        is_whole: whether the lines begin with the file's first.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -92,7 +99,7 @@ class _FollowedFile:
         self._end: int | None = None
         self._begun = ""
         self._is_deep = self._is_cut = False
-        self._grave = LevelReader()
+        self._level_reader = LevelReader()
 
     def read(self, *, deep: bool) -> Sequence[str]:
         """Read what was written since the last time; returns the unfinished line. Raises OSError."""
@@ -122,7 +129,7 @@ class _FollowedFile:
     def _begin(self, start: int) -> None:
         self.lines = []
         self.levels = bytearray()
-        self._grave = LevelReader()
+        self._level_reader = LevelReader()
         self.is_whole = start == 0
         self._is_cut = start > 0
         self._end = start
@@ -144,7 +151,7 @@ class _FollowedFile:
             self._is_cut = False
             harmless = [clean(line) for line in lines]
             self.lines += harmless
-            self.levels += bytes(map(self._grave.level, harmless))
+            self.levels += bytes(map(self._level_reader.level, harmless))
             surplus = len(self.lines) - MOST_LINES
             if surplus > 0:
                 del self.lines[:surplus], self.levels[:surplus]

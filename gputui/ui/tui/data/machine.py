@@ -7,6 +7,7 @@ import sqlite3
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from gputui.core.units import count_of
 from gputui.metrics.progress import Progress
@@ -30,33 +31,52 @@ from gputui.store.hardware import (
 )
 from gputui.store.rollups import GpuHistory
 from gputui.store.runs import Run
-from gputui.ui.views.snapshot import AlertsState, GpuPage, MachineState, RunRow
+from gputui.ui.views.snapshot import GpuPage, Interest, MachineState, RunRow
 
 GPU_BUCKETS = 120
 
 EVENTS_OF_A_GPU = 40
 
-# How many changed runs have their costs computed per snapshot.
 COSTS_PER_READ = 4
+"""How many changed runs have their costs computed for one snapshot."""
 
 
-def machine_state(
-    connection: sqlite3.Connection, now: float, at: float | None, agent: AgentView | None, gpus: Sequence[GpuView]
-) -> MachineState:
-    """The machine now, or at the past moment ``at``: quarantines and pauses that have ended since are not stored, and
-    the queue is not read. Raises sqlite3.Error."""
+class Reading(NamedTuple):
+    """One read of the store.
+
+    Attributes:
+        interest: what is read.
+        now: the present, UTC unix seconds.
+        at: the past moment that is shown, UTC unix seconds; None for the present.
+    """
+
+    connection: sqlite3.Connection
+    interest: Interest
+    now: float
+    at: float | None
+
+    @property
+    def moment(self) -> float:
+        """The moment that is shown."""
+        if self.at is None:
+            return self.now
+        return self.at
+
+
+def machine_state(reading: Reading, agent: AgentView | None, gpus: Sequence[GpuView]) -> MachineState:
+    """The state of the machine. Of a past moment, quarantines and pauses that have ended since are not stored, and the
+    queue is not read. Raises sqlite3.Error."""
+    connection = reading.connection
     failed = quarantined(connection)
     pause = queue.pause(connection)
-    moment = now
     waiting = WaitingRuns()
-    if at is None:
-        waiting = read_waiting_runs(connection, now)
+    if reading.at is None:
+        waiting = read_waiting_runs(connection, reading.now)
     else:
-        moment = at
-        failed = {uuid: quarantine for uuid, quarantine in failed.items() if quarantine.since <= at}
-        if pause is not None and pause.at > at:
+        failed = {uuid: quarantine for uuid, quarantine in failed.items() if quarantine.since <= reading.at}
+        if pause is not None and pause.at > reading.at:
             pause = None
-    xids = xid_counts(connection, moment)
+    xids = xid_counts(connection, reading.moment)
     promised: Mapping[str, str] = {}
     if waiting.runs:
         # Imported on first use: mostly the queue is empty.
@@ -106,23 +126,23 @@ class CostReader:
     def read(self, connection: sqlite3.Connection, runs: Sequence[tuple[Run, Progress]]) -> tuple[list[RunRow], bool]:
         """The rows with their costs, and whether some of them are still to come. Raises sqlite3.Error."""
         # The checkpoint of the newest attempt may be reported after its start.
-        met = {
-            run_id: began
-            for run_id, *began in connection.execute(
+        incidents = {
+            run_id: count_and_start
+            for run_id, *count_and_start in connection.execute(
                 "SELECT run_id, count(*), (SELECT json_array(a.started_at, a.resumed_from) FROM attempts AS a "
                 "WHERE a.run_id = i.run_id ORDER BY a.number DESC LIMIT 1) FROM incidents AS i GROUP BY run_id"
             ).fetchall()
         }
-        self._known = {run_id: self._known[run_id] for run_id in self._known.keys() & met.keys()}
+        self._known = {run_id: self._known[run_id] for run_id in self._known.keys() & incidents.keys()}
         budget = COSTS_PER_READ
         is_behind = False
         rows = []
         for run, progress in runs:
-            if run.run_id not in met:
+            if run.run_id not in incidents:
                 rows.append(RunRow(run, progress))
                 continue
             # The cost of an incident is final with the next attempt's first step.
-            basis = (*met[run.run_id], run.state, run.attempt, bool(progress.ranks))
+            basis = (*incidents[run.run_id], run.state, run.attempt, bool(progress.ranks))
             computed_from, cost = self._known.get(run.run_id, (None, None))
             if computed_from != basis and budget:
                 budget -= 1
@@ -134,15 +154,12 @@ class CostReader:
         return rows, is_behind
 
 
-OVER_KEPT = 200
+MOST_RESOLVED = 200
 
 
-def read_alerts(connection: sqlite3.Connection, with_history: bool, at: float | None = None) -> AlertsState:
-    """The alerts now, or at a past moment. Raises sqlite3.Error."""
-    over: Sequence[AlertView] = ()
-    if with_history:
-        over = alerts.cleared(connection, OVER_KEPT, at)
-    return AlertsState(tuple(alerts.lasting(connection, at)), tuple(over))
+def resolved_alerts(connection: sqlite3.Connection, at: float | None = None) -> tuple[AlertView, ...]:
+    """The newest resolved alerts now, or at a past moment. Raises sqlite3.Error."""
+    return tuple(alerts.cleared(connection, MOST_RESOLVED, at))
 
 
 LEAST_BYTES = 1 << 20

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -13,6 +13,7 @@ from gputui.core.config import Workspace
 from gputui.metrics.curves.live_curves import CurveReader
 from gputui.metrics.curves.model import ChartData
 from gputui.metrics.progress import Progress, RunTracker, progress_at
+from gputui.store import alerts
 from gputui.store.agent import read_agent
 from gputui.store.events import read_news
 from gputui.store.hardware import gpu_history, host_history, read_gpus, read_host, stale_after_seconds, with_age
@@ -23,9 +24,10 @@ from gputui.ui.tui.data.machine import (
     CostReader,
     GpuPageReader,
     IdleReader,
+    Reading,
     full_disk_words,
     machine_state,
-    read_alerts,
+    resolved_alerts,
     unsent_words,
 )
 from gputui.ui.views.snapshot import (
@@ -49,31 +51,16 @@ EVENTS_KEPT = 50
 RUNS_KEPT = 500
 PAST_RUNS_KEPT = 200
 
-# Ended runs have their curve read once, a few per snapshot: a long history must not delay a frame.
 OVER_RUNS_PER_READ = 3
+"""Ended runs have their curve read once, a few per snapshot: a long history must not delay a frame."""
 
-# A run with more unreduced lines than this gets its curve in the second snapshot: the first must come at once.
 BYTES_AT_ONCE = 1 << 20
+"""A run with more unreduced lines than this gets its curve in the second snapshot: the first must come at once."""
 
-# Buckets exclude their end; this includes a sample taken at the very moment.
-_INCLUDING = 1e-3
+_AFTER_SAMPLE = 1e-3
+"""Buckets exclude their end; so many seconds later they include a sample taken at the very moment."""
+
 _BUCKET_SECONDS = HISTORY_SECONDS / HISTORY_BUCKETS
-
-
-class _Reading(NamedTuple):
-    """One read of the store: ``at`` is the past moment shown, None for the present; times are UTC unix seconds."""
-
-    connection: sqlite3.Connection
-    interest: Interest
-    now: float
-    at: float | None
-
-    @property
-    def moment(self) -> float:
-        """The moment that is shown."""
-        if self.at is None:
-            return self.now
-        return self.at
 
 
 class SnapshotReader:
@@ -87,7 +74,8 @@ class SnapshotReader:
         self._over: dict[tuple[str, float | None, int], Progress] = {}
         """Progress of ended runs, by run, end and attempt."""
         self._over_runs: list[Run] = []
-        self._over_mark: tuple[int, int, int, int] | None = None
+        self._over_mark: object = None
+        """`runs_mark` when the ended runs were read."""
         self._has_read = False
         self.is_behind = False
         """Whether the last snapshot left out something that the next one will have."""
@@ -130,7 +118,7 @@ class SnapshotReader:
             at = past = None
             if interest.moment is not None:
                 at, past = self._past_of(connection, interest.moment, now)
-            reading = _Reading(connection, interest, now, at)
+            reading = Reading(connection, interest, now, at)
             runs = self._runs(connection, at)
             owners = None if at is None else holders(runs)
             gpus = tuple(read_gpus(connection, now, at, owners))
@@ -147,11 +135,13 @@ class SnapshotReader:
                 events=tuple(read_news(connection, at, limit=EVENTS_KEPT)),
                 page=self._page(reading, runs),
                 compared=self._compared(reading),
-                machine=machine_state(connection, now, at, agent, gpus),
-                alerts=read_alerts(connection, interest.alerts, at),
+                machine=machine_state(reading, agent, gpus),
+                alerts=tuple(alerts.lasting(connection, at)),
                 gpu_page=self._read_gpu_page(reading, runs),
                 past=past,
             )
+            if interest.alerts:
+                snapshot = replace(snapshot, resolved_alerts=resolved_alerts(connection, at))
             snapshot = self._with_studies(reading, snapshot, runs)
             if at is None:
                 return self._of_the_present(reading, snapshot)
@@ -165,7 +155,7 @@ class SnapshotReader:
             connection.execute("ROLLBACK")
             self._has_read = True
 
-    def _with_studies(self, reading: _Reading, snapshot: Snapshot, runs: list[Run]) -> Snapshot:
+    def _with_studies(self, reading: Reading, snapshot: Snapshot, runs: list[Run]) -> Snapshot:
         """The snapshot with its studies; most homes have none, and import nothing for one."""
         connection, interest, now, at = reading
         if connection.execute("SELECT 1 FROM studies LIMIT 1").fetchone() is not None:
@@ -176,7 +166,7 @@ class SnapshotReader:
             snapshot = replace(snapshot, study_page=page)
         return snapshot
 
-    def _of_the_present(self, reading: _Reading, snapshot: Snapshot) -> Snapshot:
+    def _of_the_present(self, reading: Reading, snapshot: Snapshot) -> Snapshot:
         """The snapshot with what is known only of the present: processes and problems."""
         connection, interest, now, _ = reading
         if interest.processes:
@@ -217,13 +207,13 @@ class SnapshotReader:
         self._resolved = (moment, at)
         return at, past._replace(request=moment)
 
-    def _histories(self, reading: _Reading) -> tuple[Mapping[str, GpuHistory], HostHistory | None]:
+    def _histories(self, reading: Reading) -> tuple[Mapping[str, GpuHistory], HostHistory | None]:
         """The short histories. Those of the present end with the last full bucket, and are kept until the next one."""
         connection, _, now, at = reading
         bucket = int(now // _BUCKET_SECONDS)
         if at is None and bucket == self._bucket:
             return self._short
-        end = bucket * _BUCKET_SECONDS if at is None else at + _INCLUDING
+        end = bucket * _BUCKET_SECONDS if at is None else at + _AFTER_SAMPLE
         span = end - HISTORY_SECONDS, end, HISTORY_BUCKETS
         histories = gpu_history(connection, *span), host_history(connection, *span)
         if at is None:
@@ -241,7 +231,7 @@ class SnapshotReader:
             self._over_runs = in_order(read_runs(connection, limit=RUNS_KEPT, over_only=True))
         return [*in_order(read_runs(connection, active_only=True)), *self._over_runs]
 
-    def _rows(self, reading: _Reading, runs: list[Run]) -> tuple[RunRow, ...]:
+    def _rows(self, reading: Reading, runs: list[Run]) -> tuple[RunRow, ...]:
         connection, interest, _, at = reading
         if at is not None:
             return tuple(RunRow(run, self._progress_then(connection, run, at)) for run in runs)
@@ -281,8 +271,8 @@ class SnapshotReader:
             return self._then[run.run_id][0]
         return self._over.get((run.run_id, run.ended_at, run.attempt)) or Progress(step=run.last_step)
 
-    def _page(self, reading: _Reading, runs: list[Run]) -> RunPage | None:
-        connection, interest, now, at = reading
+    def _page(self, reading: Reading, runs: list[Run]) -> RunPage | None:
+        connection, interest, _, at = reading
         if interest.run_id is None:
             return None
         run = next((run for run in runs if run.run_id == interest.run_id), None)
@@ -292,12 +282,13 @@ class SnapshotReader:
             except RunLookupError:
                 return None
         if at is None:
-            progress = self._progress(connection, run), self._trackers[run.run_id].names
+            progress = self._progress(connection, run)
+            metric_names = self._trackers[run.run_id].names
         else:
-            progress = self._then.get(run.run_id) or progress_at(connection, run, at)
-        return self.run_page.read(connection, run, *progress, interest, now, at)
+            progress, metric_names = self._then.get(run.run_id) or progress_at(connection, run, at)
+        return self.run_page.read(reading, run, progress, metric_names)
 
-    def _read_gpu_page(self, reading: _Reading, runs: list[Run]) -> GpuPage | None:
+    def _read_gpu_page(self, reading: Reading, runs: list[Run]) -> GpuPage | None:
         uuid = reading.interest.gpu_uuid
         if uuid is None:
             return None
@@ -307,7 +298,7 @@ class SnapshotReader:
         leased_since = next((run.attempt_started_at for run in runs if uuid in run.gpus), None)
         return page._replace(leased_since=leased_since)
 
-    def _compared(self, reading: _Reading) -> dict[str, ChartData]:
+    def _compared(self, reading: Reading) -> dict[str, ChartData]:
         connection, interest, now, at = reading
         run_ids = {*interest.compared, interest.run_id or ""}
         self._curves.keep(run_ids - {""})

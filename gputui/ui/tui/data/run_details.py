@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import sqlite3
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from gputui.core.config import Workspace
@@ -25,15 +27,135 @@ from gputui.store.events import read_data_events
 from gputui.store.metrics import intake
 from gputui.store.rows import json_mapping
 from gputui.store.runs import Run
-from gputui.ui.tui.data.checkpoints import CheckpointQuery, CheckpointReader, LedgerFact
 from gputui.ui.tui.data.log_tail import LogReader
-from gputui.ui.views.snapshot import Checkpoint, CheckpointList, LogTail, RunPage
+from gputui.ui.tui.data.machine import Reading
+from gputui.ui.views.snapshot import Checkpoint, CheckpointList, Interest, LogTail, RunPage
 
 if TYPE_CHECKING:
-    from gputui.ui.views.snapshot import Interest
+    from gputui.runs.checkpoint_files import FoundCheckpoint
+
+
+AFTER_ALL = 1 << 62
+"""The order of a file that the ledger does not have yet."""
+
+LIST_SECONDS = 5.0
+MOST_LISTED = 50
+
+CHECKED_UNASKED_BYTES = 256 * 1024 * 1024
+"""Larger checkpoints are checked only on request: the training needs the disk too."""
+
+
+class LedgerFact(Struct, frozen=True):
+    """The ledger's entry of a checkpoint.
+
+    Attributes:
+        step, attempt: None if unknown.
+        refused: why the run will not resume from it; "" if it may.
+        order: its position in the order in which all were seen.
+        is_contested: whether it is refused because another run may have written it.
+    """
+
+    step: int | None
+    attempt: int | None
+    refused: str
+    order: int = 0
+    is_contested: bool = False
+
+
+class CheckpointQuery(NamedTuple):
+    """A request for a list of checkpoints.
+
+    Attributes:
+        pattern: a glob, or `LEARNED` for the paths of ``facts``.
+        to_check: the name of a checkpoint that is checked whatever its size.
+        facts: the ledger's entries by path.
+    """
+
+    folder: Path
+    pattern: str
+    to_check: str | None = None
+    facts: Mapping[str, LedgerFact] = {}
+
+
+class CheckpointReader:
+    """Lists one run's checkpoints, and checks the newest that the run wrote, in a thread: the folder may be on a slow
+    file system. `read` never waits."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._query: CheckpointQuery | None = None
+        self._listed_at = float("-inf")
+        self._listing: tuple[Path | None, CheckpointList] = (None, CheckpointList())
+        self._checked: dict[FoundCheckpoint, tuple[bool | None, str]] = {}
+        self._thread: threading.Thread | None = None
+
+    def read(self, query: CheckpointQuery) -> CheckpointList:
+        """The known checkpoints, newest first."""
+        now = self._clock()
+        is_busy = self._thread is not None and self._thread.is_alive()
+        if not is_busy and (query != self._query or now - self._listed_at >= LIST_SECONDS):
+            self._query = query
+            self._listed_at = now
+            self._thread = threading.Thread(target=self._look, args=(query,), name="checkpoints", daemon=True)
+            self._thread.start()
+        folder, newest = self._listing
+        if folder == query.folder:
+            return newest
+        return CheckpointList()
+
+    def wait(self, seconds: float) -> None:
+        if self._thread is not None:
+            self._thread.join(seconds)
+
+    # --- the thread
+
+    def _look(self, query: CheckpointQuery) -> None:
+        # Imported on first use: the archive and hash libraries would slow the start.
+        from gputui.runs.checkpoint_files import list_checkpoints, measured
+        from gputui.runs.checkpoint_formats import validate
+        from gputui.runs.learned_checkpoints import LEARNED
+
+        files: list[FoundCheckpoint] = []
+        if query.pattern == LEARNED:
+            files = [file for path in query.facts if (file := measured(Path(path))) is not None]
+        else:
+            with suppress(OSError):
+                files = list_checkpoints(query.folder, query.pattern)
+        orders = {path: fact.order for path, fact in query.facts.items()}
+        files.sort(key=lambda file: orders.get(file.path, AFTER_ALL), reverse=True)
+        self._show(query, files)
+        written = {path for path, fact in query.facts.items() if fact.attempt is not None}
+        newest = next((file for file in files if file.path in written), None)
+        for file in files[:MOST_LISTED]:
+            is_small = file.size_bytes is not None and file.size_bytes <= CHECKED_UNASKED_BYTES
+            is_requested = Path(file.path).name == query.to_check
+            if (is_requested or (file is newest and is_small)) and file not in self._checked:
+                info = validate(Path(file.path))
+                is_valid = None if info.is_unreadable else info.valid
+                self._checked[file] = (is_valid, clean(info.why))
+                self._show(query, files)
+
+    def _show(self, query: CheckpointQuery, files: list[FoundCheckpoint]) -> None:
+        from gputui.runs.checkpoint_names import step_in_name
+
+        listed = []
+        for file in files[:MOST_LISTED]:
+            path = Path(file.path)
+            checked = self._checked.get(file, (None, ""))
+            step = step_in_name(path, query.folder)
+            checkpoint = Checkpoint(clean(path.name), step, file.size_bytes, file.modified_ns / 1e9, *checked)
+            if (fact := query.facts.get(file.path)) is not None:
+                checkpoint = checkpoint._replace(
+                    step=fact.step, attempt=fact.attempt, refused=clean(fact.refused), is_contested=fact.is_contested
+                )
+            listed.append(checkpoint)
+        # A single assignment, because the feed's thread reads it at any time.
+        self._listing = (query.folder, CheckpointList(tuple(listed), len(files), is_known=True))
 
 
 class RunPageReader:
+    """Reads the page of one run; its costs only when its incidents have changed."""
+
     def __init__(self, workspace: Workspace, curves: CurveReader) -> None:
         self.checkpoints = CheckpointReader()
         self._workspace = workspace
@@ -42,17 +164,9 @@ class RunPageReader:
         self._ledger: tuple[str, Mapping[str, LedgerFact]] = ("", {})
         self._costs: tuple[object, Mapping[int, Cost]] = (None, {})
 
-    def read(
-        self,
-        connection: sqlite3.Connection,
-        run: Run,
-        progress: Progress,
-        metric_names: tuple[str, ...],
-        interest: Interest,
-        now: float,
-        at: float | None = None,
-    ) -> RunPage:
-        """The page now, or at the past moment ``at`` (UTC unix seconds). Raises sqlite3.Error."""
+    def read(self, reading: Reading, run: Run, progress: Progress, metric_names: tuple[str, ...]) -> RunPage:
+        """The page of a run with the progress that was read already. Raises sqlite3.Error."""
+        connection, interest, now, at = reading
         run_id = run.run_id
         history = RunHistory.read(connection, run, at)
         attempts = tuple(history.attempts)

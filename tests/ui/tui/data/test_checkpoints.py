@@ -8,8 +8,8 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from gputui.store import checkpoints
-from gputui.ui.tui.data import checkpoints as checkpoint_list
-from gputui.ui.tui.data.checkpoints import CheckpointQuery, CheckpointReader, LedgerFact
+from gputui.ui.tui.data import run_details
+from gputui.ui.tui.data.run_details import CheckpointQuery, CheckpointReader, LedgerFact
 from gputui.ui.views.snapshot import Checkpoint, CheckpointList
 from tests.homes import Home
 from tests.ledgers import ledger_row
@@ -81,7 +81,7 @@ def test_what_comes_later_is_found_a_few_seconds_later(tmp_path: Path) -> None:
     assert look(reader, tmp_path).count == 1
     write(tmp_path, 200)
     assert reader.read(CheckpointQuery(tmp_path, "step_*.pt")).count == 1  # listed a moment ago
-    clock.now = checkpoint_list.LIST_SECONDS
+    clock.now = run_details.LIST_SECONDS
     assert look(reader, tmp_path).newest[0].step == 200
 
 
