@@ -21,13 +21,14 @@ from gputui.ui.tui.widgets.list_page import ListingPage
 
 
 class FileRow(Struct, frozen=True):
-    """A row of the list: its file, a short name, and what else is searched."""
+    """A row of the list: a file and its short name."""
 
     path: Path
     name: str
 
     @property
     def searched(self) -> str:
+        """What is searched beside the name and the path."""
         return ""
 
 
@@ -44,7 +45,11 @@ def name_cell(row: FileRow, width: int) -> list[Span]:
 
 
 class FileListScreen(ListingPage[Row], Generic[Row]):
-    """The list. A path has a slash or ends in .yaml. ``rows`` is None while they are being read."""
+    """The list. A typed text with a slash or one that ends in .yaml is a path.
+
+    Attributes:
+        rows: None while they are being read.
+    """
 
     OPENS = "choose"
     TITLE: ClassVar[str]
@@ -161,7 +166,7 @@ class FileListScreen(ListingPage[Row], Generic[Row]):
             self.table = replace(self.table, cursor=None, top=0)
         self.edit = edit
         self._made = None
-        self._place = 0
+        self._cursor_index = 0
         self.shell.message = ("", "info")
 
     # --- keys

@@ -1,1 +1,1 @@
-"""Several runs compared: ``comparison`` is the value, ``view`` draws it, ``page`` is the screen."""
+"""Several runs compared: ``comparison`` is the value and its table, ``page`` is the screen."""

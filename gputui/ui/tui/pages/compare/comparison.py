@@ -42,8 +42,13 @@ UNSET = "–"
 
 
 class Comparison(Struct, frozen=True):
-    """The runs that are compared, sorted by one of `SORT_KEYS` or a parameter, grouped by a
-    parameter. ``drawn`` are the runs with a curve, each at the index of its colour."""
+    """The runs that are compared.
+
+    Attributes:
+        sort: one of `SORT_KEYS`, or a parameter.
+        group: a parameter; None for no groups.
+        drawn: the runs with a curve, each at the number of its colour.
+    """
 
     run_ids: tuple[str, ...]
     sort: str = "chosen"
@@ -64,6 +69,7 @@ class Comparison(Struct, frozen=True):
 
     @property
     def notes(self) -> list[str]:
+        """Words on what is not as it was chosen: hidden curves, order and groups."""
         drawn = sum(run_id is not None for run_id in self.drawn)
         notes = []
         if drawn < len(self.run_ids):
@@ -98,8 +104,18 @@ class Comparison(Struct, frozen=True):
 
 
 class ComparedRun(Struct, frozen=True):
-    """A run in the table, with a curve in ``colour`` and the ``params`` in which the runs differ.
-    ``best`` was at ``best_x`` or, if that is not exact, in the stretch that ends there."""
+    """A run in the table of a comparison. What is not known is None.
+
+    Attributes:
+        sign: its state.
+        colour: the number of its curve's colour; None without a curve.
+        params: the parameters in which the runs differ.
+        last, best: values of the metric.
+        best_x: where on the axis the best value was.
+        is_best_x_exact: if not, it was in the stretch that ends there.
+        seconds: how long it has trained.
+        axis: the x axis of its curve.
+    """
 
     row: RunRow
     sign: Sign
@@ -123,10 +139,10 @@ def metric_names(data: Iterable[ChartData]) -> list[str]:
     return sorted(counts, key=lambda name: -(counts[name] == max(counts.values())))
 
 
-def differing(rows: Sequence[RunRow]) -> dict[str, tuple[str, ...]]:
+def parameter_differences(rows: Sequence[RunRow]) -> dict[str, tuple[str, ...]]:
     """The launch parameters (``outer.inner``) and the code in which runs differ, as texts: to the last digit only where
     fewer would not tell them apart."""
-    launched = [dict(_flat(launched_params(row.run))) for row in rows]
+    launched = [dict(_flat_items(launched_params(row.run))) for row in rows]
     for row, params in zip(rows, launched, strict=True):
         if (code := launched_code(row.run)) is not None:
             params.setdefault("code", code)
@@ -142,10 +158,10 @@ def differing(rows: Sequence[RunRow]) -> dict[str, tuple[str, ...]]:
     return differences
 
 
-def _flat(params: Mapping[str, object], before: str = "") -> Iterator[tuple[str, object]]:
+def _flat_items(params: Mapping[str, object], before: str = "") -> Iterator[tuple[str, object]]:
     for name, value in params.items():
         if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{before}{name}.")
+            yield from _flat_items(value, f"{before}{name}.")
         else:
             yield f"{before}{name}", value
 
@@ -156,13 +172,13 @@ def _text(value: object, of_float: Callable[[float], str]) -> str:
     return clean(parameter(value)) or "empty"
 
 
-def compare(
+def compared_runs(
     rows: Sequence[RunRow], data: Mapping[str, ChartData], comparison: Comparison, metric: str, now: float
 ) -> list[ComparedRun]:
     """The runs of the table, by ``metric`` within their groups; unknown values come last."""
     by_id = {row.run.run_id: row for row in rows}
     chosen = [by_id[run_id] for run_id in comparison.run_ids if run_id in by_id]
-    params = differing(chosen)
+    params = parameter_differences(chosen)
     runs = []
     for number, row in enumerate(chosen):
         run_id = row.run.run_id
@@ -178,36 +194,36 @@ def compare(
             run = replace(run, axis=data[run_id].frame.axis)
             curve = data[run_id].curves.get(metric)
             if curve is not None:
-                best, x, is_exact = _best(curve.bins, metric)
+                best, x, is_exact = _best_value(curve.bins, metric)
                 run = replace(run, last=curve.last, best=best, best_x=x, is_best_x_exact=is_exact)
         runs.append(run)
-    runs = _ordered(runs, comparison, metric)
+    runs = _sorted_runs(runs, comparison, metric)
     values = list(dict.fromkeys(run.params.get(comparison.group or "") for run in runs))
     return sorted(runs, key=lambda run: values.index(run.params.get(comparison.group or "")))
 
 
-def _best(bins: Sequence[Bin], metric: str) -> tuple[float | None, float | None, bool]:
-    """The best value of a curve, its place, and whether that is exact."""
+def _best_value(bins: Sequence[Bin], metric: str) -> tuple[float | None, float | None, bool]:
+    """The best value of a curve, the x that it had, and whether that is exact."""
     best: float | None = None
-    place: Bin | None = None
+    best_bin: Bin | None = None
     for stretch in bins:
         if stretch.low is None or stretch.high is None:
             continue
         if is_more_better(metric):
             if best is None or stretch.high > best:
                 best = stretch.high
-                place = stretch
+                best_bin = stretch
         elif best is None or stretch.low < best:
             best = stretch.low
-            place = stretch
-    if place is None:
+            best_bin = stretch
+    if best_bin is None:
         return None, None, True
-    if best == place.first:
-        return best, place.first_x, True
-    return best, place.last_x, best == place.last
+    if best == best_bin.first:
+        return best, best_bin.first_x, True
+    return best, best_bin.last_x, best == best_bin.last
 
 
-def _ordered(runs: list[ComparedRun], comparison: Comparison, metric: str) -> list[ComparedRun]:
+def _sorted_runs(runs: list[ComparedRun], comparison: Comparison, metric: str) -> list[ComparedRun]:
     sort = comparison.sort
     is_reversed = comparison.is_reversed
     if sort == "chosen":
@@ -253,8 +269,8 @@ def param_texts(runs: Sequence[ComparedRun]) -> list[str]:
         if texts:
             texts.append("")
         for value in dict.fromkeys(run.params[name] for run in runs):
-            who = ", ".join(clean(run.run_id) for run in runs if run.params[name] == value)
-            texts.append(f"{name} {value} · {who}")
+            owners = ", ".join(clean(run.run_id) for run in runs if run.params[name] == value)
+            texts.append(f"{name} {value} · {owners}")
     return texts or ["These runs were launched with the same parameters."]
 
 
@@ -268,7 +284,7 @@ def _parameter_names(runs: Sequence[ComparedRun]) -> Sequence[str]:
 # --- the table
 
 
-def table_of(runs: Sequence[ComparedRun], group: str | None, metric: str) -> Listing[ComparedRun]:
+def comparison_listing(runs: Sequence[ComparedRun], group: str | None, metric: str) -> Listing[ComparedRun]:
     """A row per run, under a heading for each value of the grouping parameter."""
     sections: dict[str, Sequence[ComparedRun]] = {}
     for value, group_runs in groupby(runs, lambda run: run.params.get(group or "")):
@@ -320,10 +336,10 @@ def _columns(runs: Sequence[ComparedRun], metric: str) -> list[Column[ComparedRu
         return [(bests[run.run_id], "accent")]
 
     def at(run: ComparedRun, _: int) -> list[Span]:
-        place = _place(run.best_x, run.axis)
+        text = _x_text(run.best_x, run.axis)
         if run.is_best_x_exact:
-            return [(place, "dim")]
-        return [(f"~{place}", "dim")]
+            return [(text, "dim")]
+        return [(f"~{text}", "dim")]
 
     def state(run: ComparedRun, _: int) -> list[Span]:
         return [(run.sign.word, run.sign.style)]
@@ -340,8 +356,8 @@ def _columns(runs: Sequence[ComparedRun], metric: str) -> list[Column[ComparedRu
     ]
 
 
-def _place(x: float | None, axis: Axis) -> str:
-    """A place as the axis of the charts names it: ``4.08k`` steps, ``12h30``."""
+def _x_text(x: float | None, axis: Axis) -> str:
+    """A value of the x axis as the charts name it: ``4.08k`` steps, ``12h30``."""
     if x is None or axis in ("step", "epoch"):
         return short_number(x)
     return time_text(x)
@@ -349,12 +365,12 @@ def _place(x: float | None, axis: Axis) -> str:
 
 def _parameters(runs: Sequence[ComparedRun]) -> list[Column[ComparedRun]]:
     columns: list[Column[ComparedRun]] = []
-    for place, name in enumerate(_parameter_names(runs)):
+    for number, name in enumerate(_parameter_names(runs)):
         texts = {run.run_id: run.params.get(name, UNSET) for run in runs}
         width = min(max(len(name), *map(len, texts.values()), 3), 18)
 
         def cell(run: ComparedRun, _: int, texts: Mapping[str, str] = texts) -> list[Span]:
             return [(texts[run.run_id], "text")]
 
-        columns.append(Column(name.upper(), width, cell, ">", 3 + place))
+        columns.append(Column(name.upper(), width, cell, ">", 3 + number))
     return columns

@@ -18,16 +18,16 @@ from gputui.ui.tui.dialogs.sheet import DiffScreen, SheetScreen
 from gputui.ui.tui.layout.chart_settings import SMOOTHINGS, ChartView
 from gputui.ui.tui.layout.charts import ChartedRun, ChartLook
 from gputui.ui.tui.layout.columns import is_boxed
-from gputui.ui.tui.layout.lists import Listing, ListState, after
+from gputui.ui.tui.layout.lists import Listing, ListState, next_choice
 from gputui.ui.tui.pages.compare.comparison import (
     MOST_CURVES,
     SORT_KEYS,
     ComparedRun,
     Comparison,
-    compare,
+    compared_runs,
+    comparison_listing,
     metric_names,
     param_texts,
-    table_of,
 )
 from gputui.ui.tui.widgets.chart_pane import Charts
 from gputui.ui.tui.widgets.line_edit import LineEdit
@@ -77,8 +77,8 @@ class CompareScreen(ListingPage[ComparedRun]):
 
     def make_listing(self) -> Listing[ComparedRun]:
         metric = self.charts.focused_key or ""
-        runs = compare(self.snapshot.runs, self._data, self.comparison, metric, self.snapshot.at)
-        return table_of(runs, self.comparison.group, metric)
+        runs = compared_runs(self.snapshot.runs, self._data, self.comparison, metric, self.snapshot.at)
+        return comparison_listing(runs, self.comparison.group, metric)
 
     def run_id_of(self, row: ComparedRun) -> str:
         return row.run_id
@@ -137,7 +137,7 @@ class CompareScreen(ListingPage[ComparedRun]):
             self.comparison = self.comparison.without(run.run_id)
 
     def do_sort(self) -> None:
-        order = after([*SORT_KEYS, *self._params], self.comparison.sort)
+        order = next_choice([*SORT_KEYS, *self._params], self.comparison.sort)
         self.comparison = replace(self.comparison, sort=order)
 
     def do_reverse(self) -> None:
@@ -179,18 +179,18 @@ class CompareScreen(ListingPage[ComparedRun]):
     def do_group(self) -> None:
         if not self._params:
             self.shell.say("These runs were launched with the same parameters.")
-        self.comparison = replace(self.comparison, group=after([None, *self._params], self.comparison.group))
+        self.comparison = replace(self.comparison, group=next_choice([None, *self._params], self.comparison.group))
 
     def do_cut(self) -> None:
         """End the x axis with the shortest run, or with the longest again."""
         self.charts.show(self.charts.view.rescaled(is_cut=not self.charts.view.is_cut))
 
-    def _turn_metric(self, by: int) -> None:
+    def _step_metric(self, by: int) -> None:
         if (key := self.charts.focused_key) is not None:
-            self.charts.change(focus=after(self.charts.keys, key, by))
+            self.charts.change(focus=next_choice(self.charts.keys, key, by))
 
-    do_metric_next = partialmethod(_turn_metric, 1)
-    do_metric_previous = partialmethod(_turn_metric, -1)
+    do_metric_next = partialmethod(_step_metric, 1)
+    do_metric_previous = partialmethod(_step_metric, -1)
 
     # --- the filter of the charts
 

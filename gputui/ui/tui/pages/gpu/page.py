@@ -10,8 +10,7 @@ from msgspec.structs import replace
 
 from gputui.core.text import clean
 from gputui.core.units import UNKNOWN, celsius, count, count_of, duration, gibibytes, percent, rate, watts
-from gputui.metrics.draw.chart import Gutters, draw_chart
-from gputui.metrics.draw.parts import Chart, Curve, Line, Span, XAxis, YAxis
+from gputui.metrics.draw.parts import Curve, Line, Span, XAxis, YAxis
 from gputui.metrics.progress import RankRow
 from gputui.store.attempts import JOULES_PER_KWH
 from gputui.store.hardware import GpuView
@@ -29,10 +28,18 @@ from gputui.ui.tui.layout.columns import (
     paragraph,
     rule,
 )
-from gputui.ui.tui.layout.gpu_words import GpuRow, gpu_row, health, held_back, lost, pcie_link, traffic
-from gputui.ui.tui.layout.lists import after
+from gputui.ui.tui.layout.gpu_words import (
+    GpuRow,
+    gpu_row,
+    health_spans,
+    lost_spans,
+    pcie_spans,
+    throttle_spans,
+    traffic_spans,
+)
+from gputui.ui.tui.layout.lists import next_choice
 from gputui.ui.tui.layout.moments import right_end
-from gputui.ui.tui.layout.sparklines import newest, shares, time_bins
+from gputui.ui.tui.layout.sparklines import newest_value, time_bins, to_percent
 from gputui.ui.tui.pages.processes.view import process_panel
 from gputui.ui.tui.widgets.page import ActionScreen, Copyable
 from gputui.ui.tui.widgets.pane import Pane
@@ -73,13 +80,13 @@ class GpuScreen(ActionScreen):
         else:
             state = STATES.get(gpu.state, ("✗ unreadable", "bad"))
             title = [(f" GPU {gpu.index}", "title"), (f" · {clean(gpu.name)} · ", "text"), state]
-            arrange = self._wide if is_boxed(width, height) else self._narrow
+            arrange = self._wide_lines if is_boxed(width, height) else self._narrow_lines
             lines = arrange(gpu, width, room)
         end = right_end(snapshot.at, snapshot.past, self.key_words)
         self.head.show([self.with_trail(lambda cells: justify(title, end, cells), width)])
         self.lines.show(lines, height=room)
 
-    def _narrow(self, gpu: GpuView, width: int, room: int) -> list[Line]:
+    def _narrow_lines(self, gpu: GpuView, width: int, room: int) -> list[Line]:
         row = gpu_row(self.snapshot, gpu)
         now = self.snapshot.at
         page = self._page
@@ -88,9 +95,9 @@ class GpuScreen(ActionScreen):
             charts = chart_lines(gpu, page, width, 14, across=2)
         lines = fact_lines(row, page, now, width, charts, keys=self.shell.keys)
         lines += self._processes(gpu, width) + report_lines(page, now, width)
-        return self._scrolled(lines, width, room)
+        return self._visible_lines(lines, width, room)
 
-    def _wide(self, gpu: GpuView, width: int, room: int) -> list[Line]:
+    def _wide_lines(self, gpu: GpuView, width: int, room: int) -> list[Line]:
         """The facts in frames at the left, the charts at the right."""
         row = gpu_row(self.snapshot, gpu)
         now = self.snapshot.at
@@ -110,13 +117,13 @@ class GpuScreen(ActionScreen):
             charts = chart_lines(gpu, page, charts_width, room - 2, across=across)
         title = rule("HISTORY", charts_width, f"last {duration(self.span_seconds)}")
         history = box([title, *fill_height(charts, charts_width, room - 2)], width - facts_width)
-        return join_blocks(self._scrolled(panels, facts_width, room), history)
+        return join_blocks(self._visible_lines(panels, facts_width, room), history)
 
     def _processes(self, gpu: GpuView, width: int) -> list[Line]:
         only = replace(self.snapshot, gpus=(gpu,), processes=None)
         return process_panel(only, width, max(3, 2 + len(gpu.processes or ())))
 
-    def _scrolled(self, lines: list[Line], width: int, room: int) -> list[Line]:
+    def _visible_lines(self, lines: list[Line], width: int, room: int) -> list[Line]:
         self.top = min(max(0, self.top), max(0, len(lines) - room))
         below = len(lines) - self.top - room
         visible = lines[self.top : self.top + room]
@@ -157,15 +164,15 @@ class GpuScreen(ActionScreen):
         if (run := self.run_in_question) is not None:
             self.shell.open_run(run.run_id)
 
-    def _turn(self, by: int) -> None:
+    def _step_gpu(self, by: int) -> None:
         uuids = [gpu.uuid for gpu in self.snapshot.gpus]
         if uuids:
-            self.turn_to(after(uuids, self.uuid, by))
+            self.show_gpu(next_choice(uuids, self.uuid, by))
 
-    do_gpu_next = partialmethod(_turn, 1)
-    do_gpu_previous = partialmethod(_turn, -1)
+    do_gpu_next = partialmethod(_step_gpu, 1)
+    do_gpu_previous = partialmethod(_step_gpu, -1)
 
-    def turn_to(self, uuid: str) -> None:
+    def show_gpu(self, uuid: str) -> None:
         """Show another GPU."""
         if uuid != self.uuid:
             self.uuid = uuid
@@ -173,8 +180,8 @@ class GpuScreen(ActionScreen):
             self.changed()
 
     def _step_span(self, by: int) -> None:
-        place = GPU_SPANS_SECONDS.index(self.span_seconds) + by
-        self.span_seconds = GPU_SPANS_SECONDS[min(max(place, 0), len(GPU_SPANS_SECONDS) - 1)]
+        index = GPU_SPANS_SECONDS.index(self.span_seconds) + by
+        self.span_seconds = GPU_SPANS_SECONDS[min(max(index, 0), len(GPU_SPANS_SECONDS) - 1)]
         self.changed()
 
     do_span_longer = partialmethod(_step_span, 1)
@@ -220,8 +227,13 @@ class Fact(NamedTuple):
 def fact_lines(
     row: GpuRow, page: GpuPage | None, now: float, width: int, charts: Sequence[Line] = (), *, keys: Keys
 ) -> list[Line]:
-    """The page's lines: facts in words, bars of values with a limit, charts, all values, and the
-    device."""
+    """The page's lines: facts in words, bars of values with a limit, charts, all values, and the device.
+
+    Args:
+        page: what is known beyond the row; None until it was read.
+        charts: lines that stand between bars and values; none if the charts stand elsewhere.
+        keys: the keys that the facts name.
+    """
     values = _values(row.gpu)
     across = 2 if width >= 2 * COLUMN_LEAST else 1
     down = -(-len(values) // across)
@@ -242,7 +254,7 @@ def _states(row: GpuRow, page: GpuPage | None, now: float, keys: Keys) -> list[F
     """Whether the GPU works, its run, and what limits it."""
     facts = []
     if row.gpu.state == "lost":
-        facts.append(Fact("state", f"{_plain(lost(row, now))}; its last values are below", "bad"))
+        facts.append(Fact("state", f"{_plain(lost_spans(row, now))}; its last values are below", "bad"))
     if (failed := row.quarantined) is not None:
         remedy = f"No run gets it before {keys.word('clear_gpu', 'gpu')} clears it."
         text = f"since {dated_clock(failed.since, now)}: {failed.words}. {remedy}"
@@ -250,9 +262,9 @@ def _states(row: GpuRow, page: GpuPage | None, now: float, keys: Keys) -> list[F
     if row.gpu.is_excluded:
         facts.append(Fact("runs", "none of this home: gpus.yaml leaves it to others", "dim"))
     throttled = Fact("throttled by", "nothing", "dim")
-    if reasons := held_back(row):
+    if reasons := throttle_spans(row):
         throttled = Fact("throttled by", _plain(reasons), reasons[0][1])
-    condition = health(row)
+    condition = health_spans(row)
     sound = Fact("health", _plain(condition), condition[0][1])
     return [*facts, _run(row, page, now), throttled, sound]
 
@@ -366,14 +378,14 @@ def _values(gpu: GpuView) -> list[Fact]:
         "energy": _in_unit(slow.get("energy_joules"), JOULES_PER_KWH, "kWh", decimals=1),
     }
     values = [Fact(label, text, _style(gpu)) for label, text in texts.items() if text != UNKNOWN]
-    style = "warn" if pcie_link(gpu)[0][1] == "warn" else "text"
+    style = "warn" if pcie_spans(gpu)[0][1] == "warn" else "text"
     link = pcie_words(gpu)
     if slow.get("pcie_replays"):
         link += f", {slow['pcie_replays']} packets sent again"
     values.append(Fact("PCIe", link, style))
-    values.append(Fact("PCIe B/s", _plain(traffic(gpu, "pcie"))))
+    values.append(Fact("PCIe B/s", _plain(traffic_spans(gpu, "pcie"))))
     if "nvlink_received_bytes_per_second" in slow:
-        values.append(Fact("NVLink B/s", _plain(traffic(gpu, "nvlink"))))
+        values.append(Fact("NVLink B/s", _plain(traffic_spans(gpu, "nvlink"))))
     return values
 
 
@@ -475,34 +487,43 @@ def chart_lines(gpu: GpuView, page: GpuPage, width: int, height: int, *, across:
     if history is None:
         sentence = f"  No sample in the last {duration(page.span_seconds)}."
         return [fit_line([(sentence, "dim")], width)]
-    name, scale = ("min", 60.0) if page.span_seconds <= 3600 else ("h", 3600.0)
+    time_unit = "min"
+    unit_seconds = 60.0
+    if page.span_seconds > 3600:
+        time_unit = "h"
+        unit_seconds = 3600.0
 
     def curve(values: Sequence[float | None], style: str, label: str, shape: str = "") -> Curve:
-        return Curve(time_bins(values, page.span_seconds, scale), style, label, shape=shape)
+        return Curve(time_bins(values, page.span_seconds, unit_seconds), style, label, shape=shape)
 
     heat = [curve(history.temperature_celsius, "heat", "temperature °C", "●")]
-    if newest(page.memory_temperatures) is not None:
+    if newest_value(page.memory_temperatures) is not None:
         heat.append(curve(page.memory_temperatures, "dim", "memory °C", "■"))
     limit = gpu.power_limit_watts
     power = history.power_watts
     highest = max((value for value in [limit, *power] if value is not None), default=0.0)
-    size, unit = (1000.0, "kW") if highest >= 1000.0 else (1.0, "W")
-    in_unit = [value and value / size for value in power]
-    full = shares(history.memory_used_bytes, gpu.memory_total_bytes)
+    power_unit = "W"
+    unit_watts = 1.0
+    if highest >= 1000.0:
+        power_unit = "kW"
+        unit_watts = 1000.0
+    in_unit = [value and value / unit_watts for value in power]
+    full = to_percent(history.memory_used_bytes, gpu.memory_total_bytes)
     percents = YAxis(low=0.0, high=100.0)
-    from_zero = YAxis(low=0.0, high=limit and limit / size)
-    x_axis = XAxis(name, -page.span_seconds / scale, 0.0)
+    from_zero = YAxis(low=0.0, high=limit and limit / unit_watts)
     drawn = [
-        draw_chart(
-            Chart(curves, x_axis=x_axis, y_axis=y_axis),
-            (width - across + 1) // across,
-            max(CHART_LEAST, height // down),
-            gutters=Gutters(labels=4),
+        chart(
+            curves,
+            width=(width - across + 1) // across,
+            height=max(CHART_LEAST, height // down),
+            x_axis=XAxis(time_unit, -page.span_seconds / unit_seconds, 0.0),
+            y_axis=y_axis,
+            least_gutter=4,
         )
         for curves, y_axis in (
             ([curve(history.utilization_percent, "bar", "utilisation %")], percents),
             ([curve(full, "bar2", "memory %")], percents),
-            ([curve(in_unit, "power", f"power {unit}")], from_zero),
+            ([curve(in_unit, "power", f"power {power_unit}")], from_zero),
             (heat, YAxis(low=20.0)),
         )
     ]

@@ -14,7 +14,7 @@ from gputui.core.secret_patterns import REDACTED
 from gputui.core.text import clean
 from gputui.core.units import count_of
 from gputui.runs.command import format_value
-from gputui.ui.tui.layout.lists import after
+from gputui.ui.tui.layout.lists import next_choice
 from gputui.ui.tui.widgets.line_edit import LineEdit
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 # Fields beside the parameters. Names of parameters have no spaces, so these cannot clash.
 GPUS = "GPUs to use"
-PLACE = "runs on"
+TARGET = "runs on"
 NAME = "run's name"
 PRIORITY = "queue priority"
 MORE = "more parameter"
@@ -55,8 +55,15 @@ LEAST_FOLDED = 4
 
 
 class Prefill(Struct, frozen=True):
-    """The profile to launch, by its file if that is known, or the words of a command, and an earlier
-    run's values."""
+    """What the form begins with.
+
+    Attributes:
+        profile: the name of the profile.
+        params, gpu_count, target: an earlier run's values.
+        path: the profile's file, if that is known.
+        run_id: the run that is copied.
+        command: the words of a command in place of a profile.
+    """
 
     profile: str
     params: Mapping[str, object] = msgspec.field(default_factory=dict)
@@ -68,7 +75,19 @@ class Prefill(Struct, frozen=True):
 
 
 class Field(Struct, frozen=True):
-    """One line of the form; ``last`` is an earlier run's value if it differs."""
+    """One line of the form.
+
+    Attributes:
+        key: the name of the parameter, or one of `GPUS`, `TARGET`, `NAME`, `PRIORITY` and `MORE`.
+        default: the profile's value, as text.
+        group: the heading above it.
+        last: an earlier run's value if it differs.
+        choices: the possible values; none if any is.
+        parse: raises ValueError for a text that is no value.
+        edit: what is typed.
+        problem: what is wrong with that; "" if nothing.
+        is_folded: whether it is rarely used.
+    """
 
     key: str
     default: str
@@ -83,14 +102,17 @@ class Field(Struct, frozen=True):
 
     @property
     def label(self) -> str:
+        """Its key as harmless text."""
         return clean(self.key)
 
     @property
     def is_parameter(self) -> bool:
+        """True for a parameter of the profile."""
         return " " not in self.key
 
     @property
     def is_changed(self) -> bool:
+        """True if it is not the profile's value."""
         return self.edit.text != self.default
 
     def mask(self, text: str) -> str:
@@ -124,7 +146,14 @@ class Form(Struct, frozen=True):
         targets: Sequence[str],
         inventory: Sequence[GpuFacts] | None,
     ) -> Form:
-        """The form of a profile, with an earlier run's parameters, the home's targets and this machine's GPUs."""
+        """The form of a profile.
+
+        Args:
+            entry: the profile; without fields if it is invalid.
+            last: an earlier run's parameters.
+            targets: the names of the home's targets.
+            inventory: this machine's GPUs; None if no agent has read them.
+        """
         if entry.profile is None:
             return cls(entry)
         parameters = [_parameter_field(*item, last) for item in entry.profile.parameters.items()]
@@ -139,7 +168,8 @@ class Form(Struct, frozen=True):
         return cls(entry, tuple(replace(field, edit=LineEdit.at_end(field.default)) for field in fields))
 
     def visible(self, cursor: str | None, *, is_whole: bool = False) -> list[Field]:
-        """The visible fields, ``is_whole`` all; the current and changed ones always are."""
+        """The visible fields: all with ``is_whole``, else those that are not folded, and the current and changed
+        ones."""
         if is_whole:
             return [field for field in self.fields if field.key != MORE]
         return [
@@ -150,12 +180,13 @@ class Form(Struct, frozen=True):
 
     @property
     def problems(self) -> list[str]:
+        """What is wrong with each field."""
         return [f"{field.label}: {field.problem}" for field in self.fields if field.problem]
 
     @property
     def target(self) -> str | None:
         """The name of the target in the form; None for this machine."""
-        return self.text(PLACE).strip() or None
+        return self.text(TARGET).strip() or None
 
     def text(self, key: str) -> str:
         """The content of a field; empty without it."""
@@ -176,7 +207,7 @@ class Form(Struct, frozen=True):
         if prefill.gpu_count is not None and f"{prefill.gpu_count:g}" != count:
             values[GPUS] = f"{prefill.gpu_count:g}"
         if prefill.target is not None:
-            values[PLACE] = prefill.target
+            values[TARGET] = prefill.target
         form = self
         for key, value in values.items():
             form = form.set(key, LineEdit.at_end(_text_of(value)))
@@ -185,12 +216,12 @@ class Form(Struct, frozen=True):
     def set(self, key: str, edit: LineEdit) -> Form:
         """The form with other content in a field."""
         fields = list(self.fields)
-        for place, field in enumerate(fields):
+        for index, field in enumerate(fields):
             if field.key == key:
-                fields[place] = field.fill(edit)
+                fields[index] = field.fill(edit)
         return replace(self, fields=tuple(fields))
 
-    def turn(self, field: Field, by: int) -> Form:
+    def step_choice(self, field: Field, by: int) -> Form:
         """The form with the next choice in a field, or folded or unfolded."""
         if field.key == MORE:
             return replace(self, is_open=by > 0)
@@ -198,7 +229,7 @@ class Form(Struct, frozen=True):
         text = field.edit.text
         if not choices:
             return self
-        choice = after(choices, text, by) if text in choices else choices[0]
+        choice = next_choice(choices, text, by) if text in choices else choices[0]
         return self.set(field.key, LineEdit.at_end(choice))
 
 
@@ -235,8 +266,8 @@ def _run_fields(profile: Profile, targets: Sequence[str], inventory: Sequence[Gp
         hint = f"no GPU: {count_of(processes, 'process')} on the CPU; else {hint}"
     fields = [Field(GPUS, gpus, hint, parse=parse_selection)]
     if targets:
-        place = clean(f"this machine if empty, or {', '.join(targets)}; ^t asks how it is")
-        fields.append(Field(PLACE, "", place, parse=target))
+        target_hint = clean(f"this machine if empty, or {', '.join(targets)}; ^t asks how it is")
+        fields.append(Field(TARGET, "", target_hint, parse=target))
     return [*fields, Field(NAME, profile.name, "runs are named NAME-1, NAME-2, …")]
 
 

@@ -22,7 +22,7 @@ from gputui.runs.spec import GpuRequest
 from gputui.store.runs import Run
 from gputui.ui.tui import commands
 from gputui.ui.tui.actions import Context, Scope
-from gputui.ui.tui.actions.shown import in_keys
+from gputui.ui.tui.actions.key_lines import with_keys
 from gputui.ui.tui.data.run_details import launched_params
 from gputui.ui.tui.dialogs.pick_gpus import PickGpusScreen
 from gputui.ui.tui.dialogs.sheet import SheetScreen
@@ -31,7 +31,7 @@ from gputui.ui.tui.layout.lists import Listing, ListState
 from gputui.ui.tui.pages.file_list import FileListScreen, FileRow, name_cell
 from gputui.ui.tui.pages.launch import plan as plans
 from gputui.ui.tui.pages.launch import typed, view
-from gputui.ui.tui.pages.launch.form import GPUS, MORE, NAME, PLACE, Field, Form, Prefill
+from gputui.ui.tui.pages.launch.form import GPUS, MORE, NAME, TARGET, Field, Form, Prefill
 from gputui.ui.tui.widgets.line_edit import LineEdit
 from gputui.ui.tui.widgets.list_page import ListingPage
 from gputui.ui.tui.widgets.page import ActionScreen
@@ -199,12 +199,12 @@ class LaunchScreen(ListingPage[Field]):
             return
         # With keys of the overview in place of commands for a shell.
         overview = Context("overview", is_ascii=self.shell.is_ascii, keys=self.shell.keys.on("overview"))
-        in_keys_there = partial(in_keys, context=overview, where=" on the overview")
+        with_keys_there = partial(with_keys, context=overview, where=" on the overview")
         checks = [
-            replace(check, detail=in_keys_there(check.detail), remedy=in_keys_there(check.remedy or ""))
+            replace(check, detail=with_keys_there(check.detail), remedy=with_keys_there(check.remedy or ""))
             for check in plan.checks
         ]
-        self.plan = replace(plan, checks=tuple(checks), problems=tuple(map(in_keys_there, plan.problems)))
+        self.plan = replace(plan, checks=tuple(checks), problems=tuple(map(with_keys_there, plan.problems)))
         self._is_planning = not plan.is_whole and plan.blocked_by is None
         if self._is_planning:
             self.in_thread(lambda: plans.probe(plan, workspace), partial(self._take_plan, form))
@@ -245,13 +245,13 @@ class LaunchScreen(ListingPage[Field]):
         if self.current is not None and self.current.key != MORE:
             self._fill(self.current.key, self._typed(self.current, event.text))
 
-    def _turn(self, by: int) -> None:
+    def _step_value(self, by: int) -> None:
         if self.current is not None:
             self._is_fresh = True
-            self._change(self.form.turn(self.current, by))
+            self._change(self.form.step_choice(self.current, by))
 
-    do_value_next = partialmethod(_turn, 1)
-    do_value_previous = partialmethod(_turn, -1)
+    do_value_next = partialmethod(_step_value, 1)
+    do_value_previous = partialmethod(_step_value, -1)
 
     def point_at(self, row: Hashable) -> None:
         super().point_at(row)
@@ -298,7 +298,7 @@ class LaunchScreen(ListingPage[Field]):
         name = self.form.target
         workspace = self.shell.workspace
         if name is None:
-            self.shell.say(f"Write the name of a target into the field {PLACE!r} first.")
+            self.shell.say(f"Write the name of a target into the field {TARGET!r} first.")
             return
 
         def show(lines: list[str]) -> None:
@@ -465,7 +465,7 @@ class ChooseProfileScreen(FileListScreen[ProfileRow]):
     @property
     def _command(self) -> tuple[str, ...]:
         """The words of a typed command; none for text that filters."""
-        return typed.command_in(self.edit.text, Path.cwd(), is_filter=bool(super().matches))
+        return typed.command_of(self.edit.text, Path.cwd(), is_filter=bool(super().matches))
 
     def empty_words(self) -> str:
         if self._command:

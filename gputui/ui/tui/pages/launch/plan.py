@@ -28,7 +28,16 @@ if TYPE_CHECKING:
 
 
 class Plan(Struct, frozen=True):
-    """The specification and its command, or why there is none. ``is_whole``: after all checks."""
+    """What the form would start.
+
+    Attributes:
+        spec: the specification; None with problems in the form.
+        problems: a sentence each.
+        command: the command that would be started.
+        description: command, environment and GPUs in lines.
+        checks: the results so far.
+        is_whole: whether all checks were made.
+    """
 
     spec: RunSpec | None = None
     problems: tuple[str, ...] = ()
@@ -81,8 +90,8 @@ def find_profile(prefill: Prefill, workspace: Workspace, cwd: Path) -> ProfileEn
 
 
 def _command_of(prefill: Prefill, workspace: Workspace, cwd: Path) -> tuple[tuple[str, ...], Path]:
-    """The words of a command and where they were typed: now, or for the run that is copied, whose
-    private specification has its secrets, too. No words for a profile."""
+    """The words of a command and where they were typed: now, or for the run that is copied, whose private specification
+    has its secrets, too. No words for a profile."""
     if prefill.run_id is None or prefill.path is not None:
         return prefill.command, cwd
     try:
@@ -141,12 +150,12 @@ def make_plan(form: Form, snapshot: Snapshot, workspace: Workspace) -> Plan:
     try:
         if form.entry.profile is None:
             raise form.entry.error or AssertionError
-        return _resolved(form, form.entry.profile, snapshot, workspace)
+        return _resolve(form, form.entry.profile, snapshot, workspace)
     except (ResolveError, TargetNotFoundError, ProfileError) as error:
         return Plan(problems=tuple(clean(line) for line in str(error).splitlines()))
 
 
-def _resolved(form: Form, profile: Profile, snapshot: Snapshot, workspace: Workspace) -> Plan:
+def _resolve(form: Form, profile: Profile, snapshot: Snapshot, workspace: Workspace) -> Plan:
     from gputui.profiles.describe import command_line, describe, preview_launch, target_preview
     from gputui.profiles.gpu_checks import likely_gpus
     from gputui.profiles.preflight import check_elsewhere, quick_checks

@@ -11,7 +11,7 @@ from pathlib import Path
 YAML_SUFFIXES = (".yaml", ".yml")
 
 
-def words_of(text: str) -> list[str]:
+def split_words(text: str) -> list[str]:
     """The words of a command line, also while a quote is still open."""
     try:
         return shlex.split(text)
@@ -19,10 +19,10 @@ def words_of(text: str) -> list[str]:
         return text.split()
 
 
-def command_in(text: str, cwd: Path, *, is_filter: bool) -> tuple[str, ...]:
+def command_of(text: str, cwd: Path, *, is_filter: bool) -> tuple[str, ...]:
     """The words of a typed command, a file or a program; none for a profile's path, and for the name
     of a program alone where it is a filter that profiles match."""
-    argv = words_of(text)
+    argv = split_words(text)
     if not argv or argv[0].endswith(YAML_SUFFIXES):
         return ()
     is_file = (cwd / argv[0]).is_file()

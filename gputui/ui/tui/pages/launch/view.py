@@ -30,7 +30,12 @@ WHOLE_HINTS = 100
 
 
 class FormRoom(NamedTuple):
-    """The width, and whether there is room for headings and for folded fields."""
+    """The room of the form.
+
+    Attributes:
+        has_headings: whether there is room for the headings of groups.
+        is_whole: whether there is room for folded fields.
+    """
 
     width: int
     has_headings: bool = True

@@ -32,8 +32,16 @@ BESIDE_WIDTH = 150
 
 
 class AreaNeeds(NamedTuple):
-    """The lines that each area needs: ``gpus`` gives the lines of that panel if it may have so many; the others count
-    rows. ``others`` are the processes of no run, ``hidden`` those of them that no row of a GPU shows."""
+    """The rows that each area could fill.
+
+    Attributes:
+        gpus: the lines that the panel of GPUs takes of so many.
+        runs, events: all that are listed.
+        processes: those on GPUs.
+        others: the processes of no run.
+        hidden: those of them that no row of a GPU shows.
+        has_charts: whether there may be charts of all GPUs.
+    """
 
     gpus: Callable[[int], int]
     runs: int
@@ -45,7 +53,12 @@ class AreaNeeds(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Lines of each panel, with heading and frame. ``is_beside``: processes and events share their lines."""
+    """The lines of each panel, with heading and frame.
+
+    Attributes:
+        gpus, runs, charts, processes, events: 0 for a panel that is not shown.
+        is_beside: whether processes and events share their lines.
+    """
 
     gpus: int
     runs: int
@@ -56,23 +69,31 @@ class Rows(NamedTuple):
 
 
 def share_rows(width: int, height: int, needs: AreaNeeds, *, is_framed: bool | None = None, passing: int = 0) -> Rows:
-    """Share ``height`` lines of a page without head and footer.
+    """Share the lines of the overview among its panels.
 
     First come the GPUs, while some runs and events stay in sight; then, if some runs fit beside them, low charts of all
     GPUs. Then the runs take what they need; the processes follow, if any is of no run, before all runs are in sight
     only where no row of a GPU shows it. The rest goes to some events, higher charts, all processes and all events. A
-    wide page has processes and events side by side. ``passing`` lines of an alert or message are taken from the events,
-    and then from the runs, so that no panel goes for them.
+    wide page has processes and events side by side.
+
+    Args:
+        width, height: the page without head and footer.
+        needs: the rows that each area could fill.
+        is_framed: whether panels have a frame; None for whether a page of this size has any.
+        passing: lines of an alert or message, which are taken from the events and then from the runs, so that no panel
+            goes for them.
     """
     if is_framed is None:
         is_framed = is_boxed(width, height + 2)
+    # Lines of a panel beside its rows.
     frame = 1
     few_events = LEAST_EVENTS
     if is_framed:
         frame = 2
         few_events = FEW_EVENTS
-    # As without what passes, so that no panel moves for it but the events.
+    # Shared as without what passes, so that no panel moves for it but the events.
     whole = height + passing
+    # The GPUs, while some runs and events stay in sight.
     runs = frame + max(1, needs.runs)
     events = least_events = 0
     runs_in_sight = min(runs, frame + 2)
@@ -82,6 +103,7 @@ def share_rows(width: int, height: int, needs: AreaNeeds, *, is_framed: bool | N
         runs_in_sight = min(runs, frame + RUNS_IN_SIGHT)
     gpus = min(height, max(0, needs.gpus(max(2, whole - runs_in_sight - events))))
     rest = max(0, whole - gpus)
+    # Low charts and some processes, if some runs fit beside them.
     is_beside = bool(needs.processes) and width >= BESIDE_WIDTH
     if is_beside and events:
         events = max(events, min(frame + 1 + needs.processes, rest // 3))
@@ -98,11 +120,13 @@ def share_rows(width: int, height: int, needs: AreaNeeds, *, is_framed: bool | N
     charts = 0
     if needs.has_charts and min(spare, least_spare) - processes >= CHARTS_LEAST:
         charts = CHARTS_LEAST
+    # The runs, and what passes.
     runs = max(0, min(runs, rest - events - charts - processes))
     if not is_beside:
         events = max(events - passing, least_events)
         runs = min(runs, max(runs_in_sight, height - gpus - charts - processes - events))
     runs = min(runs, height - gpus)
+    # The rest.
     rest = height - gpus - runs - frame
     listed = max(1, needs.events)
     some = min(SOME_EVENTS, listed)

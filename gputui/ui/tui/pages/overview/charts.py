@@ -13,7 +13,7 @@ from gputui.metrics.draw.raster import Canvas
 from gputui.store.hardware import GpuView
 from gputui.store.rollups import GpuHistory
 from gputui.ui.tui.layout.columns import box, fit_line, join_blocks, line_width
-from gputui.ui.tui.layout.sparklines import History, merge_histories, shares, time_bins
+from gputui.ui.tui.layout.sparklines import History, merge_histories, time_bins, to_percent
 from gputui.ui.tui.layout.strips import gpu_totals
 from gputui.ui.tui.pages.overview.gpu_cells import gigabytes, load_style
 from gputui.ui.views.snapshot import HISTORY_SECONDS, Snapshot
@@ -36,8 +36,16 @@ _MINUTES = LinearScale(-HISTORY_SECONDS / 60, 0.0)
 _PERCENT = LinearScale(0.0, 100.0)
 
 
-class Charted(NamedTuple):
-    """What a chart is about: a GPU, or all of them. Histories are in percent; None while nothing is known."""
+class ChartSubject(NamedTuple):
+    """What a chart is about: a GPU, or all of them.
+
+    Attributes:
+        name: the index of the GPU, or ``all``.
+        utilization_percent, memory_used_bytes, memory_total_bytes, temperature_celsius: now; None if unknown.
+        utilizations, memories: histories in percent; None while nothing is known.
+        is_hot: whether heat throttles the GPU, or would soon.
+        state: that of the GPU.
+    """
 
     name: str
     utilization_percent: float | None
@@ -50,12 +58,13 @@ class Charted(NamedTuple):
     state: str = "ok"
 
     @classmethod
-    def of_gpu(cls, gpu: GpuView, history: GpuHistory | None) -> Charted:
+    def of_gpu(cls, gpu: GpuView, history: GpuHistory | None) -> ChartSubject:
+        """One GPU; its history is None while nothing is known."""
         utilizations = None
         memories = None
         if history is not None:
             utilizations = history.utilization_percent
-            memories = shares(history.memory_used_bytes, gpu.memory_total_bytes)
+            memories = to_percent(history.memory_used_bytes, gpu.memory_total_bytes)
         return cls(
             f"{gpu.index}",
             gpu.utilization_percent,
@@ -69,7 +78,7 @@ class Charted(NamedTuple):
         )
 
     @classmethod
-    def of_all(cls, gpus: Sequence[GpuView], charted: Sequence[Charted]) -> Charted:
+    def of_all(cls, gpus: Sequence[GpuView], charted: Sequence[ChartSubject]) -> ChartSubject:
         """All GPUs, from what is charted of each: means of utilisation and memory, and the highest temperature."""
         total = gpu_totals(gpus)
         return cls(
@@ -88,7 +97,7 @@ class Charted(NamedTuple):
         """The styles of utilisation and memory: the steps of load that the table has."""
         if self.state != "ok":
             return "stale", "stale"
-        memory = shares([self.memory_used_bytes], self.memory_total_bytes)[0]
+        memory = to_percent([self.memory_used_bytes], self.memory_total_bytes)[0]
         return load_style("load", self.utilization_percent or 0.0), load_style("memory", memory or 0.0)
 
     @property
@@ -133,11 +142,11 @@ class GpuCharts:
         most = max(1, width // CHART_WIDTH)
         gpus = snapshot.gpus[: most * max(1, height // CHART_HEIGHT)]
         histories = snapshot.gpu_history
-        charted = [Charted.of_gpu(gpu, histories.get(gpu.uuid)) for gpu in gpus]
+        charted = [ChartSubject.of_gpu(gpu, histories.get(gpu.uuid)) for gpu in gpus]
         down = max(1, -(-len(gpus) // most))
         across = max(1, -(-len(charted) // down))
         figures = _figures_in_all(charted, width, across)
-        with_all = [Charted.of_all(gpus, charted), *charted]
+        with_all = [ChartSubject.of_all(gpus, charted), *charted]
         across_with_all = -(-len(with_all) // down)
         if len(gpus) > 1 and across_with_all <= most and _figures_in_all(with_all, width, across_with_all) >= figures:
             charted = with_all
@@ -160,6 +169,7 @@ class GpuCharts:
 
 
 def _shared(cells: int, parts: int) -> list[int]:
+    """Cells shared among parts as equally as possible."""
     return [cells * (number + 1) // parts - cells * number // parts for number in range(parts)]
 
 
@@ -170,13 +180,13 @@ def _inner(width: int, height: int) -> tuple[int, int]:
     return (width - 1, height - 1)
 
 
-def _figures_in_all(charted: Sequence[Charted], width: int, across: int) -> int:
+def _figures_in_all(charted: Sequence[ChartSubject], width: int, across: int) -> int:
     """How many figures every heading has room for, so that all have the same."""
     narrowest = width // across
     return min((subject.figures_in(narrowest) for subject in charted), default=0)
 
 
-def _chart(subject: Charted, plot: Sequence[Line], width: int, height: int, figures: int) -> list[Line]:
+def _chart(subject: ChartSubject, plot: Sequence[Line], width: int, height: int, figures: int) -> list[Line]:
     """A chart with the first ``figures`` in its heading, whose words have the styles of the curves."""
     inner, _ = _inner(width, height)
     spans: list[Span] = [(" ", "text"), *subject.figures[:figures], (" ", "text")]
@@ -188,7 +198,7 @@ def _chart(subject: Charted, plot: Sequence[Line], width: int, height: int, figu
     return box([heading, *plot], width, [(" 10 min ", "dim")])
 
 
-def _plot(subject: Charted, width: int, height: int) -> list[Line]:
+def _plot(subject: ChartSubject, width: int, height: int) -> list[Line]:
     """The curves in a plot of so many cells; blank without a history."""
     canvas = Canvas(width, height)
     for history, style in zip((subject.utilizations, subject.memories), subject.styles, strict=True):

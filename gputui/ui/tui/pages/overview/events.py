@@ -30,7 +30,12 @@ _GAP = "  "
 
 
 class EventRow(NamedTuple):
-    """One row: a part of an event's message, or without an event the name of a day."""
+    """One row: a part of an event's message, or the name of a day.
+
+    Attributes:
+        event: None for the name of a day.
+        is_first: whether it is the beginning of the message.
+    """
 
     text: str
     event: EventView | None = None
@@ -75,12 +80,18 @@ def events_panel(snapshot: Snapshot, width: int, height: int, cursor: int | None
 
 
 def event_rows(snapshot: Snapshot, width: int, height: int = 10_000, cursor: int | None = None) -> list[EventRow]:
-    """The rows that fit below the heading: the newest events, or those around the event of that id. From `NAMED_DAYS`
-    lines on, the name of the day stands above the first one and where it changes, unless all are of today; below, long
-    messages keep their begin and their end, which says how a run goes on."""
+    """The rows that fit below the heading: the newest events, or those around one.
+
+    From `NAMED_DAYS` lines on, the name of the day stands above the first one and where it changes, unless all are of
+    today; below, long messages keep their begin and their end, which says how a run goes on.
+
+    Args:
+        height: the lines of the panel with its heading.
+        cursor: the id of the event under the cursor; None for the newest events.
+    """
     rows: list[EventRow] = []
     now = snapshot.at
-    place = None
+    cursor_row = None
     day = day_name(now)
     room = width - len(_SIGNS) - _name_width(snapshot) - len(_GAP)
     for event in snapshot.events:
@@ -88,17 +99,17 @@ def event_rows(snapshot: Snapshot, width: int, height: int = 10_000, cursor: int
             day = day_name(event.at)
             rows.append(EventRow(day))
         if event.event_id == cursor:
-            place = len(rows)
+            cursor_row = len(rows)
         message = _message(event, snapshot)
         if height >= NAMED_DAYS:
-            parts = _in_two(message, room - _TIME)
+            parts = _two_lines(message, room - _TIME)
         else:
             parts = (clip_middle(message, max(1, room - _DATED_TIME)),)
         rows += [EventRow(part, event, not number) for number, part in enumerate(parts)]
     below = max(0, height - 1)
     end = len(rows)
-    if place is not None:
-        end = min(end, max(below, place + below // 2 + 1))
+    if cursor_row is not None:
+        end = min(end, max(below, cursor_row + below // 2 + 1))
     visible = rows[max(0, end - below) : end]
     first = visible[0].event if visible else None
     if first is not None and not visible[0].is_first:
@@ -110,7 +121,7 @@ def event_rows(snapshot: Snapshot, width: int, height: int = 10_000, cursor: int
 
 
 @lru_cache(512)
-def _in_two(message: str, room: int) -> tuple[str, ...]:
+def _two_lines(message: str, room: int) -> tuple[str, ...]:
     """A message in one or two lines. Cached, because most events stay in sight for hours."""
     if cell_width(message) <= room:
         return (message,)

@@ -15,12 +15,12 @@ from gputui.ui.tui.layout.columns import Column, bar_spans, line_width
 from gputui.ui.tui.layout.gpu_words import (
     WAITING_FRACTION,
     GpuRow,
-    faults,
-    health,
-    held_back,
-    pcie_link,
-    traffic,
-    who,
+    fault_spans,
+    health_spans,
+    pcie_spans,
+    throttle_spans,
+    traffic_spans,
+    user_spans,
 )
 from gputui.ui.tui.layout.sparklines import spark
 from gputui.ui.views.words import is_hot
@@ -56,16 +56,21 @@ def _dash(width: int) -> list[Span]:
 def _number(
     head: str,
     width: int,
+    importance: int,
     value: Callable[[GpuView], float | None],
     write: Callable[[float], str],
     style: str = "text",
-    *,
-    importance: int,
-    align: str = ">",
-    gap: int = 1,
 ) -> Column[GpuRow]:
-    """A column of numbers, with a dash for an unknown one. It is left out if no GPU has any: GeForce cards have no
-    memory temperature, few machines have NVLink. So a dash in one row means that only this GPU lacks the value."""
+    """A column of numbers, with a dash for an unknown one.
+
+    It is left out if no GPU has any: GeForce cards have no memory temperature, few machines have NVLink. So a dash in
+    one row means that only this GPU lacks the value.
+
+    Args:
+        head, width, importance: those of the column.
+        value: the number of a GPU; None if unknown.
+        write: the number as text.
+    """
 
     def cell(row: GpuRow, room: int) -> list[Span]:
         number = value(row.gpu)
@@ -73,7 +78,7 @@ def _number(
             return _dash(room)
         return [(write(number), style)]
 
-    return Column(head, width, cell, align, importance, gap=gap, value=lambda row: value(row.gpu))
+    return Column(head, width, cell, ">", importance, gap=1, value=lambda row: value(row.gpu))
 
 
 def _utilization(row: GpuRow, width: int) -> list[Span]:
@@ -157,13 +162,9 @@ def _history(row: GpuRow, width: int) -> list[Span]:
 def _link(head: str, name: str, importance: int) -> Column[GpuRow]:
     """The traffic over a link."""
     return Column(
-        head, 13, lambda row, _: traffic(row.gpu, name), importance=importance,
+        head, 13, lambda row, _: traffic_spans(row.gpu, name), importance=importance,
         value=lambda row: row.gpu.slow.get(f"{name}_received_bytes_per_second"),
     )  # fmt: skip
-
-
-def _slowdown(gpu: GpuView) -> float | None:
-    return gpu.facts.get("temperature_slowdown_celsius")
 
 
 def _step_seconds(row: GpuRow) -> float | None:
@@ -188,31 +189,31 @@ def columns(rows: Sequence[GpuRow], width: int) -> list[Column[GpuRow]]:
     waiting: Column[GpuRow] = Column("DATA", 4, _wait, ">", importance=2, gap=1, value=_waiting)
     if width >= WIDE:
         waiting = replace(waiting, head="DATA WAIT", width=9)
-    longest = max((line_width(who(row, WHO_MOST)) for row in rows), default=0)
+    longest = max((line_width(user_spans(row, WHO_MOST)) for row in rows), default=0)
     name = max(WHO_LEAST, min(longest, WHO_LEAST + (width - 80) // 2))
     return [
         _INDEX,
         Column("UTIL", 5 + bar, _utilization),
         Column("MEMORY", 9 + bar, _memory),
-        _number("RSVD", 4, lambda gpu: gpu.memory_reserved_bytes, gibibytes, "dim", importance=14),
-        _number("MEM BW", 6, lambda gpu: gpu.memory_utilization_percent, "{:.0f}%".format, importance=7),
+        _number("RSVD", 4, 14, lambda gpu: gpu.memory_reserved_bytes, gibibytes, "dim"),
+        _number("MEM BW", 6, 7, lambda gpu: gpu.memory_utilization_percent, "{:.0f}%".format),
         Column("TEMP", 4, _temperature, ">", gap=1),
-        _number("LIMIT", 5, _slowdown, "{:.0f}°".format, "dim", importance=13),
-        _number("MEM TEMP", 8, lambda gpu: gpu.slow.get("memory_temperature_celsius"), "{:.0f}°".format, importance=9),
+        _number("LIMIT", 5, 13, lambda gpu: gpu.facts.get("temperature_slowdown_celsius"), "{:.0f}°".format, "dim"),
+        _number("MEM TEMP", 8, 9, lambda gpu: gpu.slow.get("memory_temperature_celsius"), "{:.0f}°".format),
         Column("POWER", 8, _power, ">", gap=1),
-        Column("RUN / USER", name, who, grow=3, most=WHO_MOST),
+        Column("RUN / USER", name, user_spans, grow=3, most=WHO_MOST),
         Column("STEP/S", 6, _step_rate, ">", importance=1, value=_step_seconds),
         waiting,
         Column("LAST 10 MIN", 12, _history, importance=3),
-        _number("CLOCK", 8, lambda gpu: gpu.sm_clock_mhz, "{} MHz".format, importance=5, gap=2),
-        _number("P", 3, lambda gpu: gpu.performance_state, "P{}".format, "dim", importance=12, align="<"),
+        replace(_number("CLOCK", 8, 5, lambda gpu: gpu.sm_clock_mhz, "{} MHz".format), gap=2),
+        replace(_number("P", 3, 12, lambda gpu: gpu.performance_state, "P{}".format, "dim"), align="<"),
         Column(
-            "THROTTLED BY", 16, held_back, importance=4, grow=1, most=30,
+            "THROTTLED BY", 16, throttle_spans, importance=4, grow=1, most=30,
             value=lambda row: row.gpu.throttle_reasons or None,
         ),
-        Column("HEALTH", 13, health, importance=6, value=faults),
+        Column("HEALTH", 13, health_spans, importance=6, value=fault_spans),
         _link("PCIE", "pcie", 8),
-        Column("LINK", 6, lambda row, _: pcie_link(row.gpu), importance=15, gap=1,
+        Column("LINK", 6, lambda row, _: pcie_spans(row.gpu), importance=15, gap=1,
                value=lambda row: row.gpu.slow.get("pcie_width")),
         _link("NVLINK", "nvlink", 10),
     ]  # fmt: skip
@@ -223,8 +224,8 @@ SHORT_COLUMNS: tuple[Column[GpuRow], ...] = (
     Column("UTIL", 4, _utilization, ">", gap=1, grow=1, most=17),
     Column("MEM", 3, _short_memory, ">", gap=1, grow=1, most=7),
     Column("TEMP", 4, _temperature, ">", importance=1, gap=1),
-    _number("POWER", 6, lambda gpu: gpu.power_watts, "{:.0f} W".format, importance=3),
-    Column("RUN/USER", 9, who, gap=1, grow=4, most=30),
+    _number("POWER", 6, 3, lambda gpu: gpu.power_watts, "{:.0f} W".format),
+    Column("RUN/USER", 9, user_spans, gap=1, grow=4, most=30),
     Column("STEP/S", 6, _step_rate, ">", importance=2, gap=1, value=_step_seconds),
     Column("DATA", 4, _wait, ">", importance=4, gap=1, value=_waiting),
     Column("LAST 10 MIN", 12, _history, importance=5, gap=1),

@@ -9,19 +9,19 @@ from gputui.core.text import clean
 from gputui.metrics.draw.parts import Line
 from gputui.ui.tui.layout.columns import (
     Column,
-    Placed,
+    FittedColumns,
     box,
     drop_empty,
+    fit_columns,
     fit_line,
     fit_parts,
     head_line,
     highlight,
-    place,
     row_line,
     rule,
     wrap,
 )
-from gputui.ui.tui.layout.gpu_words import GpuRow, gpu_row, lost, who
+from gputui.ui.tui.layout.gpu_words import GpuRow, gpu_row, lost_spans, user_spans
 from gputui.ui.tui.layout.lists import index_of
 from gputui.ui.tui.layout.strips import gpu_figures, host_figures
 from gputui.ui.tui.pages.overview.gpu_cells import SHORT_COLUMNS, columns
@@ -42,7 +42,13 @@ HOST_FROM_HEIGHT = 6
 
 
 class GpuGrid(NamedTuple):
-    """The place of each GPU shown: ``down`` rows in each of ``across`` columns, from index ``top`` on."""
+    """Where the rows of the GPUs are.
+
+    Attributes:
+        across: how many columns of rows there are.
+        down: how many rows a column has.
+        top: the index of the first GPU shown.
+    """
 
     across: int
     down: int
@@ -84,8 +90,13 @@ def _has_host(gpus: int, height: int) -> bool:
 def gpu_panel(
     snapshot: Snapshot, width: int, height: int, cursor: str | None = None, top: int = 0, *, is_framed: bool = False
 ) -> list[Line]:
-    """The panel in ``height`` lines, with the GPU of the UUID ``cursor`` marked; where not all fit, from the index
-    ``top`` on. Without a GPU, a sentence that says why."""
+    """The panel in ``height`` lines; without a GPU, a sentence that says why.
+
+    Args:
+        cursor: the UUID of the GPU under the cursor.
+        top: where not all fit, the index of the first GPU shown.
+        is_framed: whether it has a frame.
+    """
     inner = width - 2 if is_framed else width
     if snapshot.gpus:
         grid = gpu_grid(snapshot, inner, height, top, cursor)
@@ -119,10 +130,10 @@ def _rows(snapshot: Snapshot, grid: GpuGrid, width: int, cursor: str | None) -> 
     listed: Sequence[Column[GpuRow]] = SHORT_COLUMNS
     if grid.across == 1 and width >= NARROW:
         listed = columns(rows, width)
-    placed = place(drop_empty(listed, rows), row_width - 1)
+    fitted = fit_columns(drop_empty(listed, rows), row_width - 1)
     visible = rows[grid.top : grid.top + grid.across * grid.down]
-    lines = [_gpu_line(placed, row, snapshot.at, row_width, cursor) for row in visible]
-    head = _indented(head_line(placed, row_width - 1))
+    lines = [_gpu_line(fitted, row, snapshot.at, row_width, cursor) for row in visible]
+    head = _with_cursor(head_line(fitted, row_width - 1))
     if grid.across == 1:
         return [head, *lines]
     gap = ("  ", "text")
@@ -131,24 +142,25 @@ def _rows(snapshot: Snapshot, grid: GpuGrid, width: int, cursor: str | None) -> 
     return [fit_line([*line, gap, *beside], width) for line, beside in pairs]
 
 
-def _gpu_line(placed: Placed[GpuRow], row: GpuRow, now: float, width: int, cursor: str | None) -> Line:
+def _gpu_line(fitted: FittedColumns[GpuRow], row: GpuRow, now: float, width: int, cursor: str | None) -> Line:
     gpu = row.gpu
     failed = row.quarantined
     style = "stale" if gpu.state == "stale" else None
     if gpu.state == "lost":
-        line = fit_line([(f"{gpu.index:>2} ", "text"), *lost(row, now)], width - 1)
+        line = fit_line([(f"{gpu.index:>2} ", "text"), *lost_spans(row, now)], width - 1)
     elif failed is not None and gpu.run_id is None:
         # Beside its values, in place of a run's.
-        values = placed[: next(number for number, (column, _) in enumerate(placed) if column.cell is who)]
+        values = fitted[: next(number for number, (column, _) in enumerate(fitted) if column.cell is user_spans)]
         values_width = sum(room + column.gap for column, room in values)
         why = [(f"⊘ since {dated_clock(failed.since, now)}: ", "warn"), (clean(failed.words), "text")]
         line = [*row_line(values, row, values_width, style), *fit_line(why, width - 1 - values_width)]
     else:
-        line = row_line(placed, row, width - 1, style)
-    return _indented(line, gpu.uuid == cursor)
+        line = row_line(fitted, row, width - 1, style)
+    return _with_cursor(line, gpu.uuid == cursor)
 
 
-def _indented(line: Line, is_current: bool = False) -> Line:
+def _with_cursor(line: Line, is_current: bool = False) -> Line:
+    """A line behind the cell of the cursor."""
     if is_current:
         return highlight([("▸", "cursor"), *line])
     return [(" ", "text"), *line]

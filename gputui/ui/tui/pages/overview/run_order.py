@@ -46,7 +46,12 @@ queue, ended runs."""
 
 
 class StudyEntry(Struct, frozen=True):
-    """A study in the table of runs: its trials that do not run now, and its progress while it is active."""
+    """A study in the table of runs.
+
+    Attributes:
+        trials: those that do not run now.
+        study: its progress; None once it is over.
+    """
 
     study_id: str
     trials: tuple[RunRow, ...] = ()
@@ -75,22 +80,22 @@ def with_studies(rows: Sequence[RunRow], studies: Sequence[StudyRow]) -> list[En
             idle[study_id].append(row)
     folded = {study_id for study_id, trials in idle.items() if len(trials) > 1} | active.keys()
     entries: list[Entry] = []
-    placed: set[str] = set()
+    listed: set[str] = set()
     for row in rows:
         study_id = row.run.study_id
         if study_id is None or study_id not in folded:
             entries.append(row)
             continue
-        if study_id not in placed:
-            placed.add(study_id)
+        if study_id not in listed:
+            listed.add(study_id)
             entries.append(StudyEntry(study_id, tuple(idle[study_id]), active.get(study_id)))
         if row not in idle[study_id]:
             entries.append(row)
-    without_trials = [StudyEntry(study_id, (), study) for study_id, study in active.items() if study_id not in placed]
+    without_trials = [StudyEntry(study_id, (), study) for study_id, study in active.items() if study_id not in listed]
     return [*without_trials, *entries]
 
 
-def words_of(entry: Entry) -> str:
+def entry_words(entry: Entry) -> str:
     """The words that a filter searches: id, name, ``#tags``, note, state, profile and the reason of its end; of a study
     its id. What a run waits for names other runs."""
     if isinstance(entry, StudyEntry):

@@ -18,19 +18,19 @@ from gputui.recovery.costs import in_words
 from gputui.store.runs import Run
 from gputui.ui.tui.layout.columns import (
     Column,
-    Placed,
+    FittedColumns,
     bar_spans,
     drop_empty,
+    fit_columns,
     fit_line,
     highlight,
     line_width,
-    place,
     row_line,
     rule,
     shrink,
 )
 from gputui.ui.tui.layout.lists import ListState, order_named
-from gputui.ui.tui.layout.sparklines import ease, spark
+from gputui.ui.tui.layout.sparklines import ease_losses, spark
 from gputui.ui.tui.pages.overview.run_order import ORDERS, Entry, StudyEntry, entry_id
 from gputui.ui.views.run_words import (
     awaits_step,
@@ -72,8 +72,12 @@ class _TableRow(NamedTuple):
 def runs_panel(
     entries: Sequence[Entry], state: RunsState, snapshot: Snapshot, width: int, height: int, *, has_keys: bool = True
 ) -> list[Line]:
-    """A heading, then a row per run or study. ``entries`` are filtered and sorted; without ``has_keys`` the panel is
-    printed, and names no key."""
+    """A heading, then a row per run or study.
+
+    Args:
+        entries: the rows, filtered and sorted.
+        has_keys: whether keys can be pressed; a printed panel names none.
+    """
     notes: list[Span] = []
     if state.marked:
         notes.append((f"{len(state.marked)} marked", "accent"))
@@ -81,12 +85,12 @@ def runs_panel(
         text = f"  {_empty_text(snapshot, state, has_keys=has_keys)}"
         return [_heading([], state, "", notes, width), fit_line([(text, "dim")], width)][:height]
     visible = entries[state.top : state.top + max(0, height - 1)]
-    placed = place(_columns(entries, snapshot, state, width), width)
+    fitted = fit_columns(_columns(entries, snapshot, state, width), width)
     part = ""
     if len(entries) > len(visible) > 0:
         part = f"{state.top + 1}–{state.top + len(visible)} of {len(entries)}"
-    lines = [_heading(placed, state, part, notes, width)]
-    return [*lines, *(_row(placed, entry, snapshot, state, width) for entry in visible)][:height]
+    lines = [_heading(fitted, state, part, notes, width)]
+    return [*lines, *(_row(fitted, entry, snapshot, state, width) for entry in visible)][:height]
 
 
 def _empty_text(snapshot: Snapshot, state: RunsState, *, has_keys: bool) -> str:
@@ -100,28 +104,28 @@ def _empty_text(snapshot: Snapshot, state: RunsState, *, has_keys: bool) -> str:
     return "No run yet; gputui run launches a profile or a command."
 
 
-def _heading(placed: Placed[_TableRow], state: RunsState, part: str, notes: Sequence[Span], width: int) -> Line:
+def _heading(fitted: FittedColumns[_TableRow], state: RunsState, part: str, notes: Sequence[Span], width: int) -> Line:
     """``RUNS 1–5 of 40 ── STATE ── PROGRESS ── … 2 marked``: the ``part`` of the list that is shown stands above the
     names, short if it has no room there, so that it covers no head."""
     title = f"RUNS {order_named(ORDERS, state.order).title}".rstrip()
     if state.filter_text:
         title += f" /{clean(state.filter_text)}"
-    cells_before_state = sum(room for _, room in placed[:2]) + _GAP_OF_NAME
+    cells_before_state = sum(room for _, room in fitted[:2]) + _GAP_OF_NAME
     if part and cell_width(f" {title} {part} ") > cells_before_state:
         part = part.replace(" of ", "/")
     whole = f"{title} {part}".rstrip()
     _, *rest = rule(whole, width, notes=notes)
     line = fit_line([(f" {title} ", "title"), (f"{part} ".lstrip(), "dim")], width - line_width(rest))
-    return _with_heads([*line, *rest], placed, line_width(line))
+    return _with_heads([*line, *rest], fitted, line_width(line))
 
 
-def _with_heads(line: Line, placed: Placed[_TableRow], start: int) -> Line:
+def _with_heads(line: Line, fitted: FittedColumns[_TableRow], start: int) -> Line:
     """Put the columns' heads into the bare part of a rule, each above its column."""
     heads: list[Span] = []
     bare = next(number for number, (_, style) in enumerate(line) if style == "rule")
     end = start + cell_width(line[bare][0])
     x = 0
-    for number, (column, room) in enumerate(placed):
+    for number, (column, room) in enumerate(fitted):
         if number:
             x += column.gap
         head = f" {column.head} "
@@ -136,13 +140,13 @@ def _with_heads(line: Line, placed: Placed[_TableRow], start: int) -> Line:
     return [*line[:bare], *heads, ("─" * (end - start), "rule"), *line[bare + 1 :]]
 
 
-def _row(placed: Placed[_TableRow], entry: Entry, snapshot: Snapshot, state: RunsState, width: int) -> Line:
+def _row(fitted: FittedColumns[_TableRow], entry: Entry, snapshot: Snapshot, state: RunsState, width: int) -> Line:
     if isinstance(entry, StudyEntry):
-        line = _study_row(placed, entry, snapshot, state, width)
+        line = _study_row(fitted, entry, snapshot, state, width)
     elif _is_training(entry):
-        line = row_line(placed, _TableRow(entry, snapshot, state), width)
+        line = row_line(fitted, _TableRow(entry, snapshot, state), width)
     else:
-        line = _idle_row(placed, _TableRow(entry, snapshot, state), width)
+        line = _idle_row(fitted, _TableRow(entry, snapshot, state), width)
     if entry_id(entry) == state.cursor and state.is_focused:
         return highlight(line)
     return line
@@ -152,7 +156,7 @@ def _is_training(row: RunRow) -> bool:
     return row.run.shown_state == "running" and not awaits_step(row)
 
 
-def _idle_row(placed: Placed[_TableRow], row: _TableRow, width: int) -> Line:
+def _idle_row(fitted: FittedColumns[_TableRow], row: _TableRow, width: int) -> Line:
     """A run that does not train now: its first columns, then its status line in the room of the others. What matters of
     a failed one is the reason, which begins behind its state."""
     run = row.run
@@ -167,8 +171,8 @@ def _idle_row(placed: Placed[_TableRow], row: _TableRow, width: int) -> Line:
         labels += f"step {count(progress.step)} · "
     if run.tags:
         labels += f"{tag_words(run)} · "
-    last = max(number for number, (column, _) in enumerate(placed) if column.head in last_heads)
-    head = tuple((tuple(column.cell(row, room)), room, column) for column, room in placed[: last + 1])
+    last = max(number for number, (column, _) in enumerate(fitted) if column.head in last_heads)
+    head = tuple((tuple(column.cell(row, room)), room, column) for column, room in fitted[: last + 1])
     status, style = status_line(row.run_row, row.snapshot.at)
     facts = ""
     if run.holds_gpus and (indices := _gpu_indices(row)):
@@ -180,11 +184,13 @@ def _idle_row(placed: Placed[_TableRow], row: _TableRow, width: int) -> Line:
     tail: tuple[Span, ...] = ((labels, "label"), (status, style), (facts, "dim"))
     if style == "dim":
         tail = ((labels, "label"), (status + facts, "dim"))
-    gap = placed[len(head)][0].gap
+    gap = fitted[len(head)][0].gap
     return [*_short_row(head, gap, tail, width)]
 
 
-def _study_row(placed: Placed[_TableRow], entry: StudyEntry, snapshot: Snapshot, state: RunsState, width: int) -> Line:
+def _study_row(
+    fitted: FittedColumns[_TableRow], entry: StudyEntry, snapshot: Snapshot, state: RunsState, width: int
+) -> Line:
     """A study: how far it is and its best value, or how its trials ended."""
     study = entry.study
     glyph = "◇"
@@ -199,11 +205,11 @@ def _study_row(placed: Placed[_TableRow], entry: StudyEntry, snapshot: Snapshot,
     }
     if study is not None and study.planned:
         share = min(1.0, study.over / study.planned)
-        room = next((room for column, room in placed if column.head == "PROGRESS"), 0)
+        room = next((room for column, room in fitted if column.head == "PROGRESS"), 0)
         cells["PROGRESS"] = _share_bar(share, room, "bar")
         cells["STEP"] = [(f"{study.over}", "text"), (f"/{count_of(study.planned, 'trial')}", "dim")]
-    head = tuple((tuple(cells[column.head]), room, column) for column, room in placed[:5] if column.head in cells)
-    gap = placed[len(head)][0].gap
+    head = tuple((tuple(cells[column.head]), room, column) for column, room in fitted[:5] if column.head in cells)
+    gap = fitted[len(head)][0].gap
     return [*_short_row(head, gap, study_words(entry, snapshot.at), width)]
 
 
@@ -240,10 +246,13 @@ def _active_study_words(study: StudyRow) -> tuple[Span, ...]:
 def _short_row(
     head: tuple[tuple[tuple[Span, ...], int, Column[_TableRow]], ...], gap: int, tail: tuple[Span, ...], width: int
 ) -> tuple[Span, ...]:
-    """Cells, each with its room and its column, and the text ``gap`` cells behind them, whose dim facts are whole or
-    not there; the last cell takes the room that it needs.
+    """The first cells of a row and a text behind them. Cached, because most rows of a long table stay the same for
+    hours.
 
-    Cached, because most rows of a long table stay the same for hours.
+    Args:
+        head: the spans of each cell, its room and its column; the last cell takes the room that it needs.
+        gap: the blanks before the text.
+        tail: the text, whose dim facts are whole or not there.
     """
     line: Line = []
     for number, (spans, room, column) in enumerate(head, 1):
@@ -261,15 +270,15 @@ def _short_row(
 
 
 def _queue_words(row: _TableRow) -> str:
-    """``#2 priority 5 · ``: the place of a queued run; empty for others."""
+    """``#2 priority 5 · ``: the position of a queued run; empty for others."""
     run = row.run
     if run.state != "queued":
         return ""
     waiting = [queued.run.run_id for queued in row.snapshot.runs if queued.run.state == "queued"]
-    place = f"#{waiting.index(run.run_id) + 1}"
+    position = f"#{waiting.index(run.run_id) + 1}"
     if run.priority:
-        return f"{place} priority {run.priority} · "
-    return f"{place} · "
+        return f"{position} priority {run.priority} · "
+    return f"{position} · "
 
 
 def _sign(row: _TableRow, width: int) -> list[Span]:
@@ -358,7 +367,7 @@ def _curve(row: _TableRow, width: int) -> list[Span]:
     if progress.has_own_metric and progress.metric_value is not None:
         # Beside another metric it would be taken for the curve of that one.
         losses = ()
-    return [(spark(ease(losses), width), run_style(row.run))]
+    return [(spark(ease_losses(losses), width), run_style(row.run))]
 
 
 def _time_left(row: _TableRow, width: int) -> list[Span]:

@@ -14,18 +14,24 @@ from gputui.store.events import EventView
 from gputui.store.hardware import GpuView
 from gputui.store.runs import Run
 from gputui.ui.tui.actions import Context
-from gputui.ui.tui.layout.lists import matching, order_named
-from gputui.ui.tui.pages.overview.run_order import ORDERS, Entry, StudyEntry, entry_id, with_studies, words_of
+from gputui.ui.tui.layout.lists import filter_rows, order_named
+from gputui.ui.tui.pages.overview.run_order import ORDERS, Entry, StudyEntry, entry_id, entry_words, with_studies
 from gputui.ui.tui.pages.overview.runs import RunsState
-from gputui.ui.tui.widgets.list_page import ListPage, moved
+from gputui.ui.tui.widgets.list_page import ListPage, neighbour
 
 Section = Literal["gpus", "runs", "events"]
 SECTIONS: tuple[Section, ...] = ("gpus", "runs", "events")
 
 
 class Focus(Struct, frozen=True):
-    """The section that arrow keys move in, and its last GPU (UUID) and event (id). ``gpu_top`` is the index of the
-    first GPU shown where not all fit."""
+    """Where the cursor is beside the table of runs.
+
+    Attributes:
+        section: the one that arrow keys move in.
+        gpu: the UUID of the last GPU under it.
+        gpu_top: the index of the first GPU shown where not all fit.
+        event: the id of the last event under it.
+    """
 
     section: Section = "runs"
     gpu: str | None = None
@@ -43,8 +49,10 @@ class OverviewCursor(ListPage):
         self.is_folded = False
         self.table = RunsState()
         self.focus_at = Focus()
-        self._awaited: str | None = None
-        self._entries: tuple[object, str, str, list[Entry]] = (None, "", "", [])
+        self._awaited_run: str | None = None
+        self._entries: list[Entry] = []
+        self._entries_source: tuple[object, str, str] = (None, "", "")
+        """The snapshot, filter and order that the entries were made from."""
 
     @property
     def entries(self) -> list[Entry]:
@@ -52,7 +60,8 @@ class OverviewCursor(ListPage):
         them."""
         snapshot = self.snapshot
         table = self.table
-        if self._entries[0] is not snapshot or self._entries[1:3] != (table.filter_text, table.order):
+        source, *settings = self._entries_source
+        if source is not snapshot or settings != [table.filter_text, table.order]:
             entries = with_studies(order_named(ORDERS, table.order).sorted(snapshot.runs), snapshot.studies)
             if table.filter_text:
                 unfolded: list[Entry] = []
@@ -60,9 +69,10 @@ class OverviewCursor(ListPage):
                     unfolded.append(entry)
                     if isinstance(entry, StudyEntry):
                         unfolded += entry.trials
-                entries = matching(unfolded, table.filter_text, words_of)
-            self._entries = (snapshot, table.filter_text, table.order, entries)
-        return self._entries[3]
+                entries = filter_rows(unfolded, table.filter_text, entry_words)
+            self._entries = entries
+            self._entries_source = (snapshot, table.filter_text, table.order)
+        return self._entries
 
     @property
     def row_ids(self) -> list[str]:
@@ -138,9 +148,9 @@ class OverviewCursor(ListPage):
 
     def keep_cursor(self) -> None:
         """Keep the cursor on its run, GPU or event; when that is gone, move it to the first one."""
-        if self._awaited in self.row_ids:
-            self.point_at(self._awaited)
-            self._awaited = None
+        if self._awaited_run in self.row_ids:
+            self.point_at(self._awaited_run)
+            self._awaited_run = None
         super().keep_cursor()
         snapshot = self.snapshot
         focus = self.focus_at
@@ -167,7 +177,7 @@ class OverviewCursor(ListPage):
 
     def select_run(self, run_id: str) -> None:
         """Put the cursor on a run as soon as it is there."""
-        self._awaited = run_id
+        self._awaited_run = run_id
         self.focus_at = replace(self.focus_at, section="runs")
         self.changed()
 
@@ -175,25 +185,25 @@ class OverviewCursor(ListPage):
         snapshot = self.snapshot
         focus = self.focus_at
         if focus.section == "gpus":
-            self.focus_at = replace(focus, gpu=moved([gpu.uuid for gpu in snapshot.gpus], focus.gpu, by))
+            self.focus_at = replace(focus, gpu=neighbour([gpu.uuid for gpu in snapshot.gpus], focus.gpu, by))
         elif focus.section == "events":
             ids = [event.event_id for event in snapshot.events]
-            self.focus_at = replace(focus, event=moved(ids, focus.event, by, len(ids) - 1))
+            self.focus_at = replace(focus, event=neighbour(ids, focus.event, by, len(ids) - 1))
         else:
             super().move(by)
             return
         self.changed()
 
-    def _turn_section(self, by: int) -> None:
+    def _step_section(self, by: int) -> None:
         """Focus the next section, or the previous one with -1, that is not empty."""
-        place = SECTIONS.index(self.focus_at.section)
+        index = SECTIONS.index(self.focus_at.section)
         sections = self._sections()
-        following = (SECTIONS[(place + by * step) % len(SECTIONS)] for step in range(1, len(SECTIONS) + 1))
+        following = (SECTIONS[(index + by * step) % len(SECTIONS)] for step in range(1, len(SECTIONS) + 1))
         self.focus_on(next(section for section in following if section in sections))
         self.changed()
 
-    do_focus_next = partialmethod(_turn_section, 1)
-    do_focus_previous = partialmethod(_turn_section, -1)
+    do_focus_next = partialmethod(_step_section, 1)
+    do_focus_previous = partialmethod(_step_section, -1)
 
     def focus_on(self, section: Section) -> None:
         """Move the cursor into a section, to its last place there."""

@@ -18,7 +18,7 @@ from gputui.ui.tui.actions import Context, Scope
 from gputui.ui.tui.dialogs.questions import MenuItem, MenuScreen
 from gputui.ui.tui.dialogs.sheet import SheetScreen
 from gputui.ui.tui.layout.columns import is_boxed
-from gputui.ui.tui.layout.lists import Listing, after
+from gputui.ui.tui.layout.lists import Listing, next_choice
 from gputui.ui.tui.pages.processes import view
 from gputui.ui.tui.widgets.list_page import ListingPage
 from gputui.ui.tui.widgets.page import Copyable
@@ -59,7 +59,7 @@ class ProcessesScreen(ListingPage[view.ProcessRow]):
         return view.process_listing(self.snapshot, self.rows, self.table)
 
     def summary(self) -> list[Span]:
-        return [(f" · {view.totals(self.rows)}", "text")]
+        return [(f" · {view.total_words(self.rows)}", "text")]
 
     def foot(self, width: int, height: int) -> list[Line]:
         row = self.current
@@ -92,11 +92,11 @@ class ProcessesScreen(ListingPage[view.ProcessRow]):
         self.table = replace(self.table, is_tree=not self.table.is_tree)
 
     def do_process_group(self) -> None:
-        self.table = replace(self.table, grouping=after(view.GROUPINGS, self.table.grouping))
+        self.table = replace(self.table, grouping=next_choice(view.GROUPINGS, self.table.grouping))
 
     def do_process_detail(self) -> None:
         if (row := self.current) is not None:
-            texts = [f"{name:<12} {text}" for name, text in view.facts(row)]
+            texts = [f"{name:<12} {text}" for name, text in view.process_facts(row)]
             self.app.push_screen(SheetScreen(f"Process {row.pid}", texts))
 
     def do_environment(self) -> None:

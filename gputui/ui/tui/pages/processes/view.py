@@ -22,7 +22,7 @@ from gputui.ui.tui.layout.columns import (
     rule,
     shrink,
 )
-from gputui.ui.tui.layout.lists import Listing, ListState, RowOrder, matching, order_named
+from gputui.ui.tui.layout.lists import Listing, ListState, RowOrder, filter_rows, order_named
 from gputui.ui.views.run_words import run_style
 from gputui.ui.views.snapshot import Snapshot
 
@@ -43,8 +43,21 @@ Key = tuple[int, int | None]
 
 
 class ProcessRow(Struct, frozen=True):
-    """One process, on any number of GPUs. ``start_ticks`` is None if its PID is not visible here,
-    ``idle_seconds`` is how long its GPUs were idle, ``tree`` the branches before its command."""
+    """One process, on any number of GPUs. What is not known is None.
+
+    Attributes:
+        pid, parent_pid: as the driver and this host know them.
+        start_ticks: None if its PID is not visible here.
+        run_id, rank: of ours; None for another's process.
+        gpus: their indices.
+        gpu_memory_bytes, gpu_memory_percent: on all of its GPUs.
+        sm_percent: the highest of its GPUs.
+        cpu_percent, memory_bytes: on the host.
+        state: the kernel's letter.
+        idle_seconds: how long all of its GPUs have been idle, from `IDLE_SECONDS` on.
+        tree: the branches before its command.
+        running_seconds: since its start.
+    """
 
     pid: int
     start_ticks: int | None
@@ -110,22 +123,22 @@ def process_rows(snapshot: Snapshot) -> list[ProcessRow]:
         for process in gpu.processes or ():
             on_gpus.setdefault((process.pid, process.start_ticks), []).append((gpu, process))
     rows = []
-    for (pid, ticks), places in on_gpus.items():
+    for (pid, ticks), uses in on_gpus.items():
         host = None
         if pid in hosts and hosts[pid].start_ticks == ticks:
             host = hosts.pop(pid)
-        row = _row((pid, ticks), places, host)
+        row = _row((pid, ticks), uses, host)
         # A process is idle only if all its GPUs are.
-        idle_since = max(snapshot.idle_since.get((gpu.uuid, pid), snapshot.at) for gpu, _ in places)
+        idle_since = max(snapshot.idle_since.get((gpu.uuid, pid), snapshot.at) for gpu, _ in uses)
         if not row.sm_percent and snapshot.at - idle_since >= IDLE_SECONDS:
             row = replace(row, idle_seconds=snapshot.at - idle_since)
         rows.append(row)
     return [*rows, *(_row((host.pid, host.start_ticks), (), host) for host in hosts.values())]
 
 
-def _row(key: Key, places: Sequence[tuple[GpuView, ProcessView]], host: HostProcess | None) -> ProcessRow:
+def _row(key: Key, uses: Sequence[tuple[GpuView, ProcessView]], host: HostProcess | None) -> ProcessRow:
     """A process from the driver's list of each of its GPUs, and from the host."""
-    on_gpus = [process for _, process in places]
+    on_gpus = [process for _, process in uses]
     sources: list[HostProcess | ProcessView] = [*on_gpus]
     if host is not None:
         sources.insert(0, host)
@@ -138,11 +151,11 @@ def _row(key: Key, places: Sequence[tuple[GpuView, ProcessView]], host: HostProc
         command=next((clean(source.command) for source in sources if source.command), None),
         run_id=run_id,
         rank=rank,
-        gpus=tuple(sorted({gpu.index for gpu, _ in places})),
+        gpus=tuple(sorted({gpu.index for gpu, _ in uses})),
         sm_percent=max((process.sm_percent for process in on_gpus if process.sm_percent is not None), default=None),
     )
     sizes = [process.memory_bytes for process in on_gpus if process.memory_bytes is not None]
-    total = sum(gpu.memory_total_bytes or 0 for gpu, _ in places)
+    total = sum(gpu.memory_total_bytes or 0 for gpu, _ in uses)
     if sizes:
         row = replace(row, gpu_memory_bytes=sum(sizes))
     if sizes and total:
@@ -153,9 +166,9 @@ def _row(key: Key, places: Sequence[tuple[GpuView, ProcessView]], host: HostProc
     return replace(row, **{name: getattr(host, name) for name in of_host})
 
 
-def arranged(rows: Sequence[ProcessRow], state: ProcessesState) -> dict[str, list[ProcessRow]]:
+def arrange(rows: Sequence[ProcessRow], state: ProcessesState) -> dict[str, list[ProcessRow]]:
     """The rows that match the filter, sorted, in groups, and as a tree if ``state`` says so."""
-    matches = matching(sorted(rows, key=lambda row: row.pid), state.filter_text, _searched)
+    matches = filter_rows(sorted(rows, key=lambda row: row.pid), state.filter_text, _search_text)
     groups: dict[tuple[bool, tuple[int, ...], str], list[ProcessRow]] = {}
     for row in order_named(ORDERS, state.order).sorted(matches):
         groups.setdefault(_group(row, state.grouping), []).append(row)
@@ -175,7 +188,7 @@ def _group(row: ProcessRow, grouping: Grouping) -> tuple[bool, tuple[int, ...], 
     return False, (), ""
 
 
-def _searched(row: ProcessRow) -> str:
+def _search_text(row: ProcessRow) -> str:
     """The texts that a filter searches."""
     texts = [str(row.pid), row.user or "", row.command or "", row.run_id or ""]
     if row.rank is not None:
@@ -237,12 +250,12 @@ def process_listing(snapshot: Snapshot, rows: Sequence[ProcessRow], state: Proce
     empty = "No process is on a GPU, and no run of ours has any."
     if snapshot.past is not None:
         empty = "No process is recorded of that moment."
-    sections = arranged(rows, state)
+    sections = arrange(rows, state)
     columns = _columns(snapshot, rows)
     return Listing(title, columns, sections, lambda row: row.key, notes, empty)
 
 
-def totals(rows: Sequence[ProcessRow]) -> str:
+def total_words(rows: Sequence[ProcessRow]) -> str:
     """The number of processes, and their CPU and RAM as far as known."""
     cpu = [row.cpu_percent for row in rows if row.cpu_percent is not None]
     ram = [row.memory_bytes for row in rows if row.memory_bytes is not None]
@@ -254,7 +267,7 @@ def totals(rows: Sequence[ProcessRow]) -> str:
     return " · ".join(parts)
 
 
-def facts(row: ProcessRow) -> list[tuple[str, str]]:
+def process_facts(row: ProcessRow) -> list[tuple[str, str]]:
     """Facts about a process, by name."""
     pid = str(row.pid)
     if row.start_ticks is None:
@@ -290,7 +303,7 @@ def facts(row: ProcessRow) -> list[tuple[str, str]]:
 
 def detail_lines(row: ProcessRow, width: int) -> list[Line]:
     """The command and the details of a process below a heading, in `DETAIL_LINES` lines."""
-    text = " · ".join(f"{name} {text}" for name, text in facts(row) if name not in ("PID", "command"))
+    text = " · ".join(f"{name} {text}" for name, text in process_facts(row) if name not in ("PID", "command"))
     command = paragraph((" ", "text"), row.command or _unseen(row), "text", width)
     details = paragraph((" ", "dim"), text, "dim", width)
     return fill_height(

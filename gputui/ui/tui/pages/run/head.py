@@ -13,7 +13,7 @@ from gputui.store.hardware import GpuView
 from gputui.store.run_history import IncidentView
 from gputui.store.runs import Run
 from gputui.ui.tui.actions import Context, find
-from gputui.ui.tui.actions.shown import in_keys
+from gputui.ui.tui.actions.key_lines import with_keys
 from gputui.ui.tui.layout.columns import fit_line, fit_parts, line_width, wrap_at_most
 from gputui.ui.tui.layout.moments import KeyWords, right_end
 from gputui.ui.views.run_words import placement_words, run_title, state_sign, status_line, tag_words
@@ -153,7 +153,7 @@ def banner_lines(page: RunPage, context: Context, width: int) -> list[Line]:
     cause = causes_of(reason, decision)
     lines = _barred(clean(cause[:1].upper() + cause[1:]), "bad", width)
     if decision is not None and cause != reason:
-        lines += _barred(in_keys(clean(decision.reason), context), "text", width)
+        lines += _barred(with_keys(clean(decision.reason), context), "text", width)
     keys: list[list[Span]] = [[(" ┃ ", "bad")]]
     for action in (find(name, "run") for name in _HELPFUL):
         word = action.key_word(context)

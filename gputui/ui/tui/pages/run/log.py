@@ -18,7 +18,7 @@ from gputui.metrics.draw.parts import Line, Span
 from gputui.runs.log_lines import Level, StopReport, stop_report
 from gputui.ui.tui.data.log_tail import OF_ATTEMPT
 from gputui.ui.tui.layout.columns import fit_line, rule, skip_cells
-from gputui.ui.tui.layout.lists import after
+from gputui.ui.tui.layout.lists import next_choice
 from gputui.ui.tui.widgets.line_edit import LineEdit
 from gputui.ui.views.snapshot import LogTail
 
@@ -29,7 +29,13 @@ _BEFORE_ALL = -(1 << 62)
 
 
 class Search(Struct, frozen=True):
-    """Literal text, case-sensitive only if it has capitals, or an expression behind ``~``."""
+    """A search in the log.
+
+    Attributes:
+        text: what is searched for, case-sensitive only if it has capitals; or a regular expression behind ``~``.
+        pattern: None for an empty or an invalid search.
+        problem: what is wrong with the expression.
+    """
 
     text: str = ""
     pattern: re.Pattern[str] | None = None
@@ -37,6 +43,7 @@ class Search(Struct, frozen=True):
 
     @classmethod
     def of(cls, text: str) -> Search:
+        """The search for a typed text."""
         source = re.escape(text)
         flags = re.IGNORECASE
         if text.startswith(EXPRESSION_MARK):
@@ -52,10 +59,16 @@ class Search(Struct, frozen=True):
 
 
 class RunLog:
-    """The visible lines of a log: its end or a place scrolled to, a search, warnings only.
+    """The visible lines of a log: its end or what was scrolled to, a search, warnings only.
 
-    ``label`` and ``is_deep`` are its request to the feed; ``first_column`` is the first one in view;
-    ``lacks_traceback``: the search for one ended here, in vain."""
+    Attributes:
+        label, is_deep: its request to the feed.
+        edit: the search that is being typed.
+        tail: the newest lines.
+        hits: the numbers of the lines that the search matches.
+        first_column: the first one in view.
+        lacks_traceback: the search for a traceback ended here, in vain.
+    """
 
     def __init__(self, say: Callable[[str], object], reveal: Callable[[], object]) -> None:
         self.label: str | None = None
@@ -71,7 +84,8 @@ class RunLog:
         self._reveal = reveal
         self._is_grave_only = False
         self._size = 2, 1
-        self._shown: list[int] | range = range(0)
+        # The numbers of the lines that are shown if there is room: all, or those of warnings and errors.
+        self._listed: list[int] | range = range(0)
         # The number of the line below the visible ones; None shows the end.
         self._below: int | None = None
         self._to_try: list[str | None] = []
@@ -79,20 +93,22 @@ class RunLog:
 
     @property
     def _end(self) -> int:
-        """The end of the visible lines among the shown ones; the first screenful is always full."""
+        """The end of the visible lines among the listed ones; the first screenful is always full."""
         if self._below is None:
-            return len(self._shown)
-        return min(max(bisect_left(self._shown, self._below), self._size[1]), len(self._shown))
+            return len(self._listed)
+        return min(max(bisect_left(self._listed, self._below), self._size[1]), len(self._listed))
 
     @property
     def numbers(self) -> Sequence[int]:
-        return self._shown[max(0, self._end - self._size[1]) : self._end]
+        """The numbers of the visible lines."""
+        return self._listed[max(0, self._end - self._size[1]) : self._end]
 
     def line(self, number: int) -> tuple[str, Level]:
-        place = number - self.tail.first
-        if place >= len(self.tail.levels):
-            return self.tail.lines[place], Level.INFO
-        return self.tail.lines[place], Level(self.tail.levels[place])
+        """The text and the level of a line."""
+        index = number - self.tail.first
+        if index >= len(self.tail.levels):
+            return self.tail.lines[index], Level.INFO
+        return self.tail.lines[index], Level(self.tail.levels[index])
 
     @property
     def text(self) -> str:
@@ -127,14 +143,14 @@ class RunLog:
         first = self.tail.first
         levels = self.tail.levels
         pattern = self.search.pattern
-        self._shown = range(first, first + len(self.tail.lines))
+        self._listed = range(first, first + len(self.tail.lines))
         if self._is_grave_only:
-            self._shown = [first + at for at, level in enumerate(levels) if level >= Level.WARNING]
+            self._listed = [first + at for at, level in enumerate(levels) if level >= Level.WARNING]
         if pattern is None:
             self.hits = []
             self.current_hit = None
         else:
-            self.hits = [number for number in self._shown if pattern.search(self.tail.lines[number - first])]
+            self.hits = [number for number in self._listed if pattern.search(self.tail.lines[number - first])]
 
     # --- which log
 
@@ -146,7 +162,7 @@ class RunLog:
         if all(label == current for label in labels):
             self._say("There is no other log.")
         elif current in labels:
-            self.show(after(labels, current, by))
+            self.show(next_choice(labels, current, by))
         else:
             self.show(labels[0])
 
@@ -154,6 +170,7 @@ class RunLog:
     do_log_previous = partialmethod(_choose, -1)
 
     def show(self, label: str | None) -> None:
+        """Show another log; the most useful one for None."""
         self.label = label
         self.is_deep = False
         self._to_try = []
@@ -183,7 +200,7 @@ class RunLog:
         return True
 
     def _traceback_start(self) -> int | None:
-        """The place of the first line of the newest block of error lines; None if there is none."""
+        """The index of the first line of the newest block of error lines; None if there is none."""
         levels = self.tail.levels
         start = levels.rfind(Level.ERROR)
         if start < 0:
@@ -202,19 +219,20 @@ class RunLog:
     # --- which lines
 
     def _show_end_at(self, end: int) -> None:
-        if end >= len(self._shown):
+        if end >= len(self._listed):
             self._below = None
         else:
-            self._below = self._shown[max(end, min(self._size[1], len(self._shown) - 1))]
+            self._below = self._listed[max(end, min(self._size[1], len(self._listed) - 1))]
 
     def scroll(self, by: int) -> None:
         """Scroll by lines, negative is up; at the upper end, request older lines."""
-        if self._shown:
+        if self._listed:
             self._show_end_at(self._end + by)
         if by < 0 and self._end <= self._size[1]:
             self.is_deep = True
 
     def scroll_page(self, by: int) -> None:
+        """Scroll by screenfuls."""
         self.scroll(by * max(1, self._size[1] - 1))
 
     def scroll_to(self, *, end: bool) -> None:
@@ -223,7 +241,7 @@ class RunLog:
         self._below = None
         if not end:
             self.is_deep = True
-            if len(self._shown) > self._size[1]:
+            if len(self._listed) > self._size[1]:
                 self._below = _BEFORE_ALL
 
     def sideways(self, by: int) -> None:
@@ -266,18 +284,18 @@ class RunLog:
             return
         numbers = self.numbers
         if self.current_hit is not None and by < 0:
-            place = bisect_left(self.hits, self.current_hit)
+            index = bisect_left(self.hits, self.current_hit)
         elif self.current_hit is not None:
-            place = bisect_right(self.hits, self.current_hit)
+            index = bisect_right(self.hits, self.current_hit)
         elif numbers:
-            place = bisect_right(self.hits, numbers[-1])
+            index = bisect_right(self.hits, numbers[-1])
         else:
-            place = len(self.hits)
+            index = len(self.hits)
         if by < 0:
-            place -= 1
-        self.current_hit = self.hits[place % len(self.hits)]
+            index -= 1
+        self.current_hit = self.hits[index % len(self.hits)]
         if self.current_hit not in numbers:
-            self._show_end_at(bisect_left(self._shown, self.current_hit) + self._size[1] // 2 + 1)
+            self._show_end_at(bisect_left(self._listed, self.current_hit) + self._size[1] // 2 + 1)
 
     @property
     def hits_text(self) -> str:
@@ -294,7 +312,13 @@ class RunLog:
     # --- drawing
 
     def lines(self, width: int, *, style: str, is_live: bool, was_stopped: bool = False) -> list[Line]:
-        """A heading or the search, and the visible lines; a launcher's report of a stop is dim."""
+        """A heading or the search, and the visible lines.
+
+        Args:
+            style: that of the heading.
+            is_live: whether the log may grow.
+            was_stopped: whether a person stopped the attempt; its launcher's report of that is dim.
+        """
         tail = self.tail
         report = None
         harmless = range(0)
@@ -329,7 +353,7 @@ class RunLog:
         notes = []
         if report is not None:
             notes.append(f"{report.exception}: how the launcher reports the stop")
-        below = len(self._shown) - self._end
+        below = len(self._listed) - self._end
         is_growing = is_live and OF_ATTEMPT not in (self.tail.label or "")
         if self.lacks_traceback:
             notes.append("no traceback")
@@ -338,7 +362,7 @@ class RunLog:
         if self.search.text:
             notes.append(f"search {clean(self.search.text)}: {self.hits_text}")
         if self._is_grave_only:
-            notes.append(f"warnings and errors: {count(len(self._shown))} of {count_of(len(self.tail.lines), 'line')}")
+            notes.append(f"warnings and errors: {count(len(self._listed))} of {count_of(len(self.tail.lines), 'line')}")
         if self._below is not None and self._end <= self._size[1] and not self.tail.is_whole:
             notes.append("older lines: gputui logs")
         if self.tail.past_note:

@@ -81,7 +81,7 @@ class RunScreen(ActionScreen):
         self._has_sought_cause = False
         self._is_beside = True
         self.beside = {name: SideView() for name in BESIDE}
-        self._scrolled: Mapping[Section, Charts | RunLog | SideView] = {
+        self._scrollable: Mapping[Section, Charts | RunLog | SideView] = {
             "charts": self.charts, "log": self.log_part, **self.beside
         }  # fmt: skip
 
@@ -157,7 +157,7 @@ class RunScreen(ActionScreen):
             self.head.show([fit_line([(f" {clean(self.run_id)}", "title"), (f" · {state}", "dim")], width)])
             self.labels.clear()
             self.banner.clear()
-            self._place({}, 0)
+            self._resize_panes({}, 0)
             return
         self._was_read = True
         if page.run.state != "failed":
@@ -182,7 +182,7 @@ class RunScreen(ActionScreen):
             sections = self._sections(page, width - frame, {self.section})
             sizes = {self.section: (width, body)}
             upper = 0 if self.section == "log" else body
-        self._place(sizes, upper)
+        self._resize_panes(sizes, upper)
         for name, size in sizes.items():
             if name == "charts":
                 self._draw_charts(page, size, is_framed=is_framed)
@@ -246,7 +246,7 @@ class RunScreen(ActionScreen):
         sizes["log"] = (width, log_height)
         return sections, sizes, upper
 
-    def _place(self, sizes: Mapping[Section, Size], upper: int) -> None:
+    def _resize_panes(self, sizes: Mapping[Section, Size], upper: int) -> None:
         """Show these sections, all but the log in so many lines above it."""
         self.middle.display = upper > 0
         self.middle.styles.height = upper
@@ -338,7 +338,7 @@ class RunScreen(ActionScreen):
             self.charts.zoom(-by)
         for name in (*BESIDE, "log"):
             if pane is self.panes[name]:
-                self._scrolled[name].scroll(by)
+                self._scrollable[name].scroll(by)
         self.changed()
 
     def on_click(self, event: events.Click) -> None:
@@ -385,11 +385,11 @@ class RunScreen(ActionScreen):
         elif self.section != "charts" or not self.charts.clear():
             self.app.pop_screen()
 
-    def _turn_section(self, by: int) -> None:
+    def _step_section(self, by: int) -> None:
         self.section = SECTIONS[(SECTIONS.index(self.section) + by) % len(SECTIONS)]
 
-    do_section_next = partialmethod(_turn_section, 1)
-    do_section_previous = partialmethod(_turn_section, -1)
+    do_section_next = partialmethod(_step_section, 1)
+    do_section_previous = partialmethod(_step_section, -1)
 
     def _focus(self, section: Section) -> None:
         self.section = section
@@ -421,19 +421,19 @@ class RunScreen(ActionScreen):
     # --- actions: the focused section
 
     def _scroll(self, by: int) -> None:
-        self._scrolled[self.section].scroll(by)
+        self._scrollable[self.section].scroll(by)
 
     do_up = partialmethod(_scroll, -1)
     do_down = partialmethod(_scroll, 1)
 
     def _scroll_page(self, by: int) -> None:
-        self._scrolled[self.section].scroll_page(by)
+        self._scrollable[self.section].scroll_page(by)
 
     do_page_up = partialmethod(_scroll_page, -1)
     do_page_down = partialmethod(_scroll_page, 1)
 
     def _to_end(self, *, is_end: bool) -> None:
-        self._scrolled[self.section].scroll_to(end=is_end)
+        self._scrollable[self.section].scroll_to(end=is_end)
 
     do_beginning = partialmethod(_to_end, is_end=False)
     do_follow = partialmethod(_to_end, is_end=True)

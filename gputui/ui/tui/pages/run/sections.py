@@ -21,7 +21,7 @@ from gputui.store.attempts import Attempt
 from gputui.store.hardware import GpuView
 from gputui.store.runs import Run
 from gputui.ui.tui.data.run_details import launched_code
-from gputui.ui.tui.layout.columns import Column, fit_line, head_line, paragraph, place, row_line, rule, wrap
+from gputui.ui.tui.layout.columns import Column, fit_columns, fit_line, head_line, paragraph, row_line, rule, wrap
 from gputui.ui.tui.layout.gpu_words import WAITING_FRACTION, with_indices
 from gputui.ui.tui.pages.run.head import fatal_incident, gpu_words
 from gputui.ui.views.snapshot import Checkpoint, RunPage
@@ -38,7 +38,12 @@ _RULE_CELLS = 6
 
 
 class SideSection(Struct, frozen=True):
-    """A section as lines. ``foot`` stays below them; ``is_from_end``: it is read from its end."""
+    """A section as lines.
+
+    Attributes:
+        foot: lines that stay below the others while they scroll.
+        is_from_end: whether it is read from its end.
+    """
 
     title: str
     lines: Sequence[Line]
@@ -47,6 +52,7 @@ class SideSection(Struct, frozen=True):
 
     @property
     def height(self) -> int:
+        """The lines that it needs."""
         return len(self.lines) + len(self.foot)
 
 
@@ -60,12 +66,15 @@ class SideView:
         self._sign = 1
 
     def scroll(self, by: int) -> None:
+        """Scroll by lines."""
         self._offset = min(max(0, self._offset + by * self._sign), self._most)
 
     def scroll_page(self, by: int) -> None:
+        """Scroll by screenfuls."""
         self.scroll(by * self._page)
 
     def scroll_to(self, *, end: bool) -> None:
+        """Scroll to the end, or to the beginning."""
         by = self._most if end else -self._most
         self.scroll(by)
 
@@ -95,7 +104,12 @@ class SideView:
 def side_sections(
     page: RunPage, gpus: Sequence[GpuView], now: float, width: int, *, opened: Container[str], is_past: bool = False
 ) -> dict[str, SideSection]:
-    """All sections; those ``opened`` with all checkpoints, or the evidence of incidents."""
+    """All sections by their names.
+
+    Args:
+        opened: the names of those that have all checkpoints, or the evidence of incidents.
+        is_past: whether a past moment is shown.
+    """
     parameters = parameter_lines(page, now, width)
     note = checkpoint_words(page, now, is_past=is_past)
     if cell_width(note) + len(" CHECKPOINTS ") + _RULE_CELLS > width:
@@ -190,7 +204,7 @@ def checkpoint_words(page: RunPage, now: float, *, is_past: bool = False) -> str
             return "none"
         return "none yet"
     sign = {None: "", True: ", ✓", False: ", ✗ damaged"}[newest.is_valid]
-    name = _where(newest).removeprefix("step ")
+    name = _checkpoint_label(newest).removeprefix("step ")
     if newest.modified_at is None:
         return f"newest {name}{sign}"
     ago = f"{age(now - newest.modified_at)} ago".replace("now ago", "now")
@@ -203,7 +217,7 @@ def checkpoint_lines(page: RunPage, now: float, width: int) -> list[Line]:
     if checkpoints is None or not checkpoints.newest:
         return []
     resumed = {PurePath(attempt.resumed_from).name: attempt.number for attempt in page.attempts if attempt.resumed_from}
-    names_width = min(max(cell_width(_where(checkpoint)) for checkpoint in checkpoints.newest), 28)
+    names_width = min(max(cell_width(_checkpoint_label(checkpoint)) for checkpoint in checkpoints.newest), 28)
 
     def age_of(checkpoint: Checkpoint, width: int) -> list[Span]:
         if checkpoint.modified_at is None:
@@ -211,13 +225,13 @@ def checkpoint_lines(page: RunPage, now: float, width: int) -> list[Line]:
         return [(age(now - checkpoint.modified_at), "text")]
 
     columns: list[Column[Checkpoint]] = [
-        Column("", names_width, lambda checkpoint, _: [(_where(checkpoint), "text")]),
+        Column("", names_width, lambda checkpoint, _: [(_checkpoint_label(checkpoint), "text")]),
         Column("", 8, lambda checkpoint, _: [(bytes_text(checkpoint.size_bytes), "text")], ">"),
         Column("", 6, age_of, ">"),
         Column("", 8, lambda checkpoint, _: _state(checkpoint, page.run, resumed.get(checkpoint.name)), grow=1),
     ]
-    placed = place(columns, width - 1)
-    lines: list[Line] = [[(" ", "text"), *row_line(placed, checkpoint, width - 1)] for checkpoint in checkpoints.newest]
+    fitted = fit_columns(columns, width - 1)
+    lines: list[Line] = [[(" ", "text"), *row_line(fitted, checkpoint, width - 1)] for checkpoint in checkpoints.newest]
     hidden = checkpoints.count - len(checkpoints.newest)
     if hidden > 0:
         lines.append(fit_line([(f"  … {count(hidden)} older ones", "dim")], width))
@@ -227,7 +241,7 @@ def checkpoint_lines(page: RunPage, now: float, width: int) -> list[Line]:
     return lines
 
 
-def _where(checkpoint: Checkpoint) -> str:
+def _checkpoint_label(checkpoint: Checkpoint) -> str:
     """``step 8 000``; the name too where that does not have the step."""
     if checkpoint.step is None:
         return checkpoint.name
@@ -291,9 +305,9 @@ def ranks_lines(ranks: Mapping[int, RankRow], rank_count: int, width: int) -> li
         hidden.add("PEAK")
     if sum(row.samples_per_second is not None for row in rows) < min(len(ranks), 2):
         hidden.add("SAMPLES/S")
-    placed = place([column for column in _RANK_COLUMNS if column.head not in hidden], width - 1)
-    lines: list[Line] = [[(" ", "text"), *head_line(placed, width - 1)]]
-    return [*lines, *([(" ", "text"), *row_line(placed, rank, width - 1)] for rank in rows)]
+    fitted = fit_columns([column for column in _RANK_COLUMNS if column.head not in hidden], width - 1)
+    lines: list[Line] = [[(" ", "text"), *head_line(fitted, width - 1)]]
+    return [*lines, *([(" ", "text"), *row_line(fitted, rank, width - 1)] for rank in rows)]
 
 
 def _work(rank: RankRow, width: int) -> list[Span]:
@@ -337,7 +351,12 @@ _RANK_COLUMNS: tuple[Column[RankRow], ...] = (
 
 
 class _Entry(NamedTuple):
-    """One entry: its time (UTC unix seconds), text and style, and the details below it."""
+    """One entry of the timeline.
+
+    Attributes:
+        at: UTC unix seconds.
+        details: what stands below the text.
+    """
 
     at: float
     style: str

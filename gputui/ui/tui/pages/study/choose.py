@@ -33,7 +33,12 @@ LEAST_ROWS = 4
 
 
 class StudyFileRow(FileRow, frozen=True):
-    """One study file; ``problem`` is the first thing wrong with it."""
+    """One study file.
+
+    Attributes:
+        search: its method and the parameters that it tunes, in words.
+        problem: the first thing wrong with it; "" if it is valid.
+    """
 
     profile: str = ""
     search: str = ""
@@ -45,7 +50,14 @@ class StudyFileRow(FileRow, frozen=True):
 
 
 class StudyPlan(Struct, frozen=True):
-    """The plan of a study file in words and as specifications, or its ``problems``."""
+    """What a study file would start.
+
+    Attributes:
+        head, details: the plan in words.
+        problems: why it cannot start; none if it can.
+        spec, base: the study, and the specification of its runs; None with problems in the file.
+        source: the text of the file.
+    """
 
     path: Path
     head: str = ""
@@ -76,8 +88,13 @@ def study_file_rows(workspace: Workspace, cwd: Path) -> list[StudyFileRow]:
 def make_plan(
     path: Path, workspace: Workspace, cwd: Path, situation: GpuSituation | None, *, with_process: bool = False
 ) -> StudyPlan:
-    """Make the plan of a study file, with its first trial's checks, the slow ones
-    ``with_process``."""
+    """Make the plan of a study file, with its first trial's checks.
+
+    Args:
+        cwd: where relative paths begin.
+        situation: the GPUs; None if no agent has read them.
+        with_process: whether to make the slow checks too, which start a process.
+    """
     from gputui.core.yaml_forms.problems import ProfileError
     from gputui.profiles.resolve import ResolveError
     from gputui.studies import launch

@@ -17,7 +17,7 @@ from gputui.studies.analysis import ranked
 from gputui.ui.tui.actions import Context, Scope
 from gputui.ui.tui.dialogs.questions import FormScreen
 from gputui.ui.tui.layout.columns import join_blocks
-from gputui.ui.tui.layout.lists import Listing, after
+from gputui.ui.tui.layout.lists import Listing, next_choice
 from gputui.ui.tui.pages.study import view
 from gputui.ui.tui.widgets.list_page import ListingPage
 from gputui.ui.tui.widgets.page import Copyable
@@ -142,24 +142,25 @@ class StudyScreen(ListingPage[view.TrialRow]):
 
     # --- actions
 
-    def _turn(self, by: int) -> None:
+    def _step_study(self, by: int) -> None:
         if self.study is None or len(self.study.studies) < 2:
             self.shell.say("There is no other study.")
             return
         ids = [row.study_id for row in self.study.studies]
-        self.turn_to(after(ids, self.study_in_question, by))
+        self.show_study(next_choice(ids, self.study_in_question, by))
 
-    do_study_next = partialmethod(_turn, 1)
-    do_study_previous = partialmethod(_turn, -1)
+    do_study_next = partialmethod(_step_study, 1)
+    do_study_previous = partialmethod(_step_study, -1)
 
-    def turn_to(self, study_id: str) -> None:
+    def show_study(self, study_id: str) -> None:
+        """Show another study."""
         if study_id != self.study_id:
             self.study_id = study_id
             self.table = view.TrialList(view=self.table.view)
 
     def do_study_view(self) -> None:
         if self.study is not None:
-            self.table = replace(self.table, view=after(view.views_of(self.study), self.table.view))
+            self.table = replace(self.table, view=next_choice(view.views_of(self.study), self.table.view))
 
     def _ask(self, title: str, verb: str, **args: object) -> None:
         self.shell.ask(title, verb, None, {"study": self.study_in_question, **args})

@@ -13,9 +13,8 @@ from msgspec.structs import replace
 
 from gputui.core.text import clean
 from gputui.core.units import UNKNOWN, aligned, count, count_of, duration, gpu_hours, metric_value, parameter, percent
-from gputui.metrics.draw.chart import Gutters, draw_chart
 from gputui.metrics.draw.glyphs import sparkline
-from gputui.metrics.draw.parts import Chart, Line, Span
+from gputui.metrics.draw.parts import Line, Span
 from gputui.store.metrics.roles import LOSS
 from gputui.store.studies import StudyState, TrialRecord, TrialState
 from gputui.studies import pictures
@@ -32,8 +31,8 @@ from gputui.ui.tui.layout.columns import (
     paragraph,
     rule,
 )
-from gputui.ui.tui.layout.lists import Listing, ListState, RowOrder, matching, order_named
-from gputui.ui.tui.layout.sparklines import quantiles
+from gputui.ui.tui.layout.lists import Listing, ListState, RowOrder, filter_rows, order_named
+from gputui.ui.tui.layout.sparklines import to_quantiles
 from gputui.ui.views.metric_words import metric_title
 from gputui.ui.views.snapshot import RunRow, StudyPage, StudyRow
 from gputui.ui.views.words import RUN_SIGNS, STUDY_SIGNS, Sign, dated_clock, run_sign
@@ -44,12 +43,23 @@ each trial over its steps; one objective over the other."""
 
 _NUMBER = re.compile(r"-?[0-9.]+(e-?[0-9]+)?|-?inf|nan")
 
-_LOOKS = {
-    "enqueued": "◌ dim", "launching": "◔ accent", "running": "● good", "pruning": "◑ warn",
-    "stopping": "◑ warn", "complete": "✓ good", "pruned": "✂ dim", "infeasible": "⊘ warn",
-    "failed": "✗ bad", "stopped": "■ dim", "unknown": "? warn",
-}  # fmt: skip
-TRIAL_SIGNS = {state: Sign(look[0], state.word, look[2:]) for state in TrialState for look in [_LOOKS[state]]}
+_GLYPHS_AND_STYLES = {
+    "enqueued": ("◌", "dim"),
+    "launching": ("◔", "accent"),
+    "running": ("●", "good"),
+    "pruning": ("◑", "warn"),
+    "stopping": ("◑", "warn"),
+    "complete": ("✓", "good"),
+    "pruned": ("✂", "dim"),
+    "infeasible": ("⊘", "warn"),
+    "failed": ("✗", "bad"),
+    "stopped": ("■", "dim"),
+    "unknown": ("?", "warn"),
+}
+TRIAL_SIGNS = {
+    TrialState(state): Sign(glyph, TrialState(state).word, style)
+    for state, (glyph, style) in _GLYPHS_AND_STYLES.items()
+}
 _PALE = (TrialState.PRUNED, TrialState.STOPPED, TrialState.INFEASIBLE, TrialState.FAILED)
 
 
@@ -60,8 +70,14 @@ class TrialList(ListState, frozen=True):
 
 
 class TrialRow(NamedTuple):
-    """A trial. ``curve`` has the objective at each rung, or the newest losses of its run; ``loss`` is
-    a complete trial's value, less being better; ``run`` is None if the snapshot has it not."""
+    """A trial in the list.
+
+    Attributes:
+        curve: the objective at each rung, or the newest losses of its run.
+        is_best: whether no other is better.
+        loss: a complete trial's value, of which less is better; None for others.
+        run: None if the snapshot has it not.
+    """
 
     trial: TrialRecord
     sign: Sign
@@ -100,7 +116,7 @@ def trial_rows(page: StudyPage, state: TrialList, runs: Mapping[str, RunRow]) ->
     best = {trial.number for trial in ranked(page.trials, page.spec.objectives, most=1)}
     farthest = max((value.rung for values in page.rungs.values() for value in values), default=0)
     rows = []
-    for trial in matching(page.trials, state.filter_text, _searched):
+    for trial in filter_rows(page.trials, state.filter_text, _search_text):
         run = runs.get(trial.run_id or "")
         rungs = {value.rung: value.value for value in page.rungs.get(trial.number, ())}
         curve = tuple(map(rungs.get, range(1, farthest + 1)))
@@ -113,12 +129,14 @@ def trial_rows(page: StudyPage, state: TrialList, runs: Mapping[str, RunRow]) ->
     return order_named(ORDERS, state.order).sorted(rows)
 
 
-def _searched(trial: TrialRecord) -> str:
+def _search_text(trial: TrialRecord) -> str:
     params = " ".join(f"{name}={value}" for name, value in trial.params.items())
     return f"{trial.number} {trial.state.word} {trial.origin} {trial.reason or ''} {trial.run_id or ''} {params}"
 
 
 def trial_listing(page: StudyPage, rows: Sequence[TrialRow]) -> Listing[TrialRow]:
+    """The list of trials."""
+
     def base(row: TrialRow) -> str | None:
         if row.trial.state in _PALE:
             return "dim"
@@ -190,7 +208,7 @@ def _curve(rows: Sequence[TrialRow]) -> Callable[[TrialRow, int], list[Span]]:
             next((value for value in reversed(row.curve[start:end]) if value is not None), None)
             for start, end in pairwise(ends)
         ]
-        return [(sparkline(quantiles(cells, among), len(cells), 0.0, 1.0), "accent")]
+        return [(sparkline(to_quantiles(cells, among), len(cells), 0.0, 1.0), "accent")]
 
     return cell
 
@@ -258,8 +276,7 @@ def study_title(page: StudyPage) -> list[Span]:
 
 
 def result_lines(page: StudyPage, runs: Mapping[str, RunRow], width: int) -> list[Line]:
-    """The head of a study: its method; trials, best value and cost; the study's reason and
-    problem."""
+    """The head of a study: trials, best value and cost; its method; its reason and its problem."""
     study = page.study
     row = next(row for row in page.studies if row.study_id == page.study.study_id)
     lines = [fit_parts(_results(page, row, runs), width), fit_line([(f" {goal_words(page.spec)}", "text")], width)]
@@ -315,12 +332,16 @@ def trials_done(row: StudyRow) -> str:
 def study_lines(page: StudyPage, width: int, most: int) -> list[Line]:
     """At most ``most`` studies with their best values, newest first, the one shown among them."""
     studies = page.studies
-    place = next(number for number, row in enumerate(studies) if row.study_id == page.study.study_id)
-    first = min(max(0, place - most + 1), max(0, len(studies) - most))
-    lines = [rule("STUDIES", width, f"{place + 1} of {len(studies)}")]
+    current = next(number for number, row in enumerate(studies) if row.study_id == page.study.study_id)
+    first = min(max(0, current - most + 1), max(0, len(studies) - most))
+    lines = [rule("STUDIES", width, f"{current + 1} of {len(studies)}")]
     for number, row in enumerate(studies[first : first + most], first):
         sign = STUDY_SIGNS[row.state]
-        pointer, style = ("▸", "label") if number == place else (" ", "text")
+        pointer = " "
+        style = "text"
+        if number == current:
+            pointer = "▸"
+            style = "label"
         spans: list[Span] = [
             (pointer, "cursor"),
             (f"{clean(row.study_id):<28.28} ", style),
@@ -382,13 +403,13 @@ def picture_lines(page: StudyPage, state: TrialList, width: int, height: int) ->
     down = max(1, min(math.ceil(len(drawings) / across), room // 7))
     lines = [rule(title, width, f"{note}view {views.index(view) + 1} of {len(views)}")]
     for first in range(0, across * down, across):
-        row = [_drawn(*picture, width // across, room // down) for picture in drawings[first : first + across]]
+        row = [_chart_lines(*picture, width // across, room // down) for picture in drawings[first : first + across]]
         lines += [fit_line(line, width) for line in join_blocks(*row)]
     return fill_height([*fill_height(lines, width, height - len(below)), *below], width, height)
 
 
 Picture = tuple[Chart, float | None, str]
-"""A chart, the place of the trial under the cursor on its x axis, and words for no data."""
+"""A chart, the x of the trial under the cursor, and words for no data."""
 
 
 def _pictures(page: StudyPage, view: View, cursor: TrialRecord | None) -> Iterator[Picture]:
@@ -397,7 +418,7 @@ def _pictures(page: StudyPage, view: View, cursor: TrialRecord | None) -> Iterat
     objectives = page.spec.objectives
     at: float | None = None
     if view == "curves":
-        yield _named(pictures.curves(trials, rungs, page.spec)), None, "no trial passed a rung yet"
+        yield _with_end_names(pictures.curves(trials, rungs, page.spec)), None, "no trial passed a rung yet"
     elif view == "front":
         if cursor is not None and cursor.values:
             at = cursor.values[0]
@@ -435,8 +456,8 @@ def _importance(page: StudyPage, width: int) -> list[Line]:
     return lines
 
 
-def _named(chart: Chart) -> Chart:
-    """The chart with the names of its best curves at their ends."""
+def _with_end_names(drawing: Chart) -> Chart:
+    """The drawing with the names of its best curves at their ends."""
     shapes = iter(SHAPES)
     curves = []
     for curve in chart.curves:
@@ -448,8 +469,18 @@ def _named(chart: Chart) -> Chart:
     return replace(chart, curves=curves)
 
 
-def _drawn(chart: Chart, cursor: float | None, empty: str, width: int, height: int) -> list[Line]:
-    has_ends = any(curve.end for curve in chart.curves)
-    gutters = Gutters(_GUTTER, _COURSE_END * has_ends)
-    titled = replace(chart, title=f" {chart.title}")
-    return draw_chart(titled, width, height, cursor=cursor, gutters=gutters, empty_text=empty)
+def _chart_lines(drawing: Chart, cursor: float | None, empty: str, width: int, height: int) -> list[Line]:
+    """A `Picture` as lines."""
+    has_ends = any(curve.end for curve in drawing.curves)
+    return chart(
+        drawing.curves,
+        width=width,
+        height=height,
+        title=f" {drawing.title}",
+        x_axis=drawing.x_axis,
+        y_axis=drawing.y_axis,
+        cursor=cursor,
+        least_gutter=_GUTTER,
+        end_gutter=_COURSE_END * has_ends,
+        empty_text=empty,
+    )

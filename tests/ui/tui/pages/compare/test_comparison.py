@@ -15,16 +15,16 @@ from gputui.store.run_states import RunState
 from gputui.store.runs import Run
 from gputui.ui.tui.layout.chart_settings import ChartView
 from gputui.ui.tui.layout.charts import ChartedRun, ChartLook, panel_curves, panel_lines
-from gputui.ui.tui.layout.panels import Panel, panels
+from gputui.ui.tui.layout.panels import Panel, choose_panels
 from gputui.ui.tui.pages.compare.comparison import (
     ComparedRun,
     Comparison,
     best_of,
-    compare,
-    differing,
+    compared_runs,
+    comparison_listing,
     metric_names,
     param_texts,
-    table_of,
+    parameter_differences,
 )
 from gputui.ui.views.metric_words import metric_words
 from gputui.ui.views.snapshot import RunRow
@@ -59,7 +59,7 @@ ALL = Comparison.of(("a", "b", "c"))
 
 
 def compared(comparison: Comparison, rows: list[RunRow] = ROWS) -> list[ComparedRun]:
-    return compare(rows, DATA, comparison, "loss", 200.0)
+    return compared_runs(rows, DATA, comparison, "loss", 200.0)
 
 
 def ids(comparison: Comparison) -> list[str]:
@@ -67,20 +67,20 @@ def ids(comparison: Comparison) -> list[str]:
 
 
 def test_only_what_differs_is_told() -> None:
-    assert differing(ROWS) == {
+    assert parameter_differences(ROWS) == {
         "lr": ("0.1", "0.01", "0.1"), "batch": ("64", "64", "32"), "extra": ("–", "–", "true"),
     }  # fmt: skip
-    assert differing(ROWS[:1]) == {}
+    assert parameter_differences(ROWS[:1]) == {}
     nested = [row("a", model={"depth": 2, "width": 8}, data={}), row("b", model={"depth": 4, "width": 8}, data={})]
-    assert differing(nested) == {"model.depth": ("2", "4")}
+    assert parameter_differences(nested) == {"model.depth": ("2", "4")}
 
     def with_code(row: RunRow, commit: str) -> RunRow:
         spec = json.loads(row.run.spec_json) | {"code": {"commit": commit * 8, "branch": "main", "changed_files": 1}}
         return replace(row, run=replace(row.run, spec_json=json.dumps(spec)))
 
     rows = [with_code(ROWS[0], "a1"), with_code(ROWS[2], "b2")]
-    assert [words.split()[0] for words in differing(rows)["code"]] == ["a1a1a1a1", "b2b2b2b2"]
-    assert "code" not in differing([with_code(ROWS[0], "a1"), with_code(ROWS[2], "a1")])
+    assert [words.split()[0] for words in parameter_differences(rows)["code"]] == ["a1a1a1a1", "b2b2b2b2"]
+    assert "code" not in parameter_differences([with_code(ROWS[0], "a1"), with_code(ROWS[2], "a1")])
 
 
 def test_the_best_value_and_where_it_was() -> None:
@@ -96,7 +96,7 @@ def test_the_best_value_and_where_it_was() -> None:
 def test_a_run_took_as_long_as_its_attempts() -> None:
     """As in all lists, without the time between them."""
     over = replace(ROWS[0].run, state=RunState.FAILED, ended_at=213.0, ended_seconds=110.0)
-    (run,) = compare([replace(ROWS[0], run=over)], DATA, Comparison((over.run_id,)), "loss", 900.0)
+    (run,) = compared_runs([replace(ROWS[0], run=over)], DATA, Comparison((over.run_id,)), "loss", 900.0)
     assert run.seconds == 110.0
 
 
@@ -111,7 +111,7 @@ def test_orders_with_what_is_unknown_last_and_colours_kept() -> None:
 
 
 def test_groups_have_a_heading_with_their_best_value() -> None:
-    items = table_of(compared(replace(ALL, group="lr")), "lr", "loss").items
+    items = comparison_listing(compared(replace(ALL, group="lr")), "lr", "loss").items
     assert [row.run_id if row else heading for heading, row in items] == [
         "lr 0.1 · 2 runs · best 0.5", "a", "c", "lr 0.01 · 1 run · best 0.9", "b",
     ]  # fmt: skip
@@ -144,7 +144,7 @@ def test_the_place_of_the_best_is_named_as_on_the_axis() -> None:
     places = {"step": "~45k", "epoch": "~45k", "time": "~12h30", "trained": "~12h30"}
     for axis, text in places.items():
         run = replace(compared(ALL)[0], best_x=45_012.0, is_best_x_exact=False, axis=axis)
-        [at] = [column for column in table_of([run], None, "loss").columns if column.head == "AT"]
+        [at] = [column for column in comparison_listing([run], None, "loss").columns if column.head == "AT"]
         assert "".join(piece for piece, _ in at.cell(run, at.width)) == text
     assert [time_text(seconds) for seconds in (0.4, 59.0, 303.0, 3600.0, 400_000.0)] == [
         "0", "59s", "5:03", "1h", "111h07",
@@ -158,14 +158,14 @@ def test_a_stretch_knows_only_its_ends_exactly() -> None:
         for x, value in enumerate(values):
             stretch.add(float(x), value)
         data = ChartData(ChartRequest(("loss",)), Frame("step"), ("loss",), {"loss": MetricCurve("loss", (stretch,))})
-        [run] = compare(ROWS[:1], {"a": data}, Comparison.of(("a",)), "loss", 200.0)
+        [run] = compared_runs(ROWS[:1], {"a": data}, Comparison.of(("a",)), "loss", 200.0)
         found[values] = run.best, run.best_x, run.is_best_x_exact
     assert list(found.values()) == [(0.5, 0.0, True), (0.5, 2.0, True), (0.5, 2.0, False)]
 
 
 def test_bytes_are_gibibytes_in_the_title_at_the_axis_and_in_the_table() -> None:
     data = measured("gpu_mem_peak", 2.0**34, 1.5 * 2.0**34, 2.0**35)
-    (panel,) = panels(["gpu_mem_peak"], (), ChartView()).chosen
+    (panel,) = choose_panels(["gpu_mem_peak"], (), ChartView()).chosen
     legend, *plot = panel_lines(panel, ChartLook(ChartView(), (ChartedRun(data),), window=(0.0, 2.0)), 60, 8)
     assert "".join(text for text, _ in legend).split() == ["GPU", "memory", "peak", "GiB", "32"]
     assert {"".join(text for text, _ in line).split()[0] for line in plot} >= {"0", "20"}

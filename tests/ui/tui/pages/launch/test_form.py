@@ -13,7 +13,7 @@ from gputui.runs.checks import CheckResult
 from gputui.ui.tui.app import GputuiApp
 from gputui.ui.tui.dialogs.pick_gpus import PickGpusScreen
 from gputui.ui.tui.dialogs.sheet import SheetScreen
-from gputui.ui.tui.pages.launch.form import GPUS, PLACE
+from gputui.ui.tui.pages.launch.form import GPUS, TARGET
 from gputui.ui.tui.pages.launch.plan import Plan
 from gputui.ui.tui.pages.launch.view import check_lines
 from tests.homes import Home
@@ -113,7 +113,7 @@ async def test_a_target_is_chosen_in_the_form_and_its_script_is_shown(
         await open_form(pilot, app)
         await until(pilot, lambda: form_of(app).plan is not None)
         form = form_of(app)
-        assert form.form.fields[1].key == PLACE and "hub, lab" in form.form.fields[1].hint
+        assert form.form.fields[1].key == TARGET and "hub, lab" in form.form.fields[1].hint
         await pilot.press("down", *"lap")
         await until(pilot, lambda: "expected hub, lab" in " ".join(form.form.problems))
         await pilot.press("backspace", "b")

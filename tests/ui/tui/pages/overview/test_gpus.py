@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from gputui.core.config import Workspace, locate
 from gputui.ui.cli.gpus import gpu_user
 from gputui.ui.tui.actions.keymap import Keys
-from gputui.ui.tui.layout.gpu_words import gpu_row, health, who
+from gputui.ui.tui.layout.gpu_words import gpu_row, health_spans, user_spans
 from gputui.ui.tui.layout.strips import gpu_figures
 from gputui.ui.tui.pages.gpu.page import fact_lines, pcie_words
 from gputui.ui.tui.pages.overview.gpus import gpu_height, gpu_panel
@@ -62,7 +62,7 @@ def test_health_names_the_worst_first(home: Home, workspace: Workspace) -> None:
     snapshot = read(workspace)
 
     def words(index: int) -> str:
-        return "".join(text for text, _ in health(gpu_row(snapshot, snapshot.gpus[index])))
+        return "".join(text for text, _ in health_spans(gpu_row(snapshot, snapshot.gpus[index])))
 
     assert words(0).split(" · ") == ["row remap failed", "3 ECC uncorr.", "XID 48"]
     assert words(1) == "2 XIDs · remap due"
@@ -83,7 +83,7 @@ def test_a_desktop_and_the_lease_of_another_home_are_named(home: Home, workspace
         home.connection.execute("UPDATE gpus SET processes = ?, locked_by = ?", (processes, locked_by))
         snapshot = read(workspace)
         [gpu] = snapshot.gpus
-        shown = "".join(text for text, _ in who(gpu_row(snapshot, gpu), 40))
+        shown = "".join(text for text, _ in user_spans(gpu_row(snapshot, gpu), 40))
         assert (shown, "1 free" in text_of(gpu_figures(snapshot))) == (words, is_free)
         assert mentions(gpu_user(gpu, None), "free" if is_free else words)
 
@@ -99,7 +99,7 @@ def test_a_gpu_that_the_home_leaves_to_others_is_not_free_and_tells_who_has_it(
         home.connection.execute("UPDATE gpus SET processes = ?, is_excluded = 1", (processes,))
         snapshot = read(workspace)
         [gpu] = snapshot.gpus
-        shown = "".join(text for text, _ in who(gpu_row(snapshot, gpu), 40))
+        shown = "".join(text for text, _ in user_spans(gpu_row(snapshot, gpu), 40))
         assert (shown, "0 free" in text_of(gpu_figures(snapshot))) == (words, True)
         assert gpu_user(gpu, None).endswith("not used here (gpus.yaml)")
 
@@ -112,7 +112,7 @@ def test_a_gpu_is_free_where_nobody_is_seen_and_its_memory_is_empty(home: Home, 
         home.sample(0, memory_gib=memory)
         home.connection.execute("UPDATE gpus SET processes = ?", (processes,))
         snapshot = read(workspace)
-        said = "".join(text for text, _ in who(gpu_row(snapshot, snapshot.gpus[0]), 20))
+        said = "".join(text for text, _ in user_spans(gpu_row(snapshot, snapshot.gpus[0]), 20))
         found[memory, processes] = said, "1 free" in text_of(gpu_figures(snapshot))
     assert found == {
         (0.4, "[]"): ("free", True),
@@ -140,7 +140,7 @@ def test_memory_that_is_held_for_nothing_says_for_how_long(home: Home, workspace
     snapshot = read(workspace)
     row = gpu_row(snapshot, snapshot.gpus[5])
     said = {30: "alice · sweep.py · idle 2 h", 20: "alice · idle 2 h", 15: "alice · sweep.py"}
-    assert {width: "".join(text for text, _ in who(row, width)) for width in said} == said
+    assert {width: "".join(text for text, _ in user_spans(row, width)) for width in said} == said
 
 
 def test_a_narrow_cell_has_the_name_of_a_run_or_user_rather_than_parts_of_both(
@@ -151,7 +151,7 @@ def test_a_narrow_cell_has_the_name_of_a_run_or_user_rather_than_parts_of_both(
     run = next(gpu for gpu in snapshot.gpus if gpu.run_id == "vit-b16-1")
 
     def words(index: int, width: int) -> str:
-        return "".join(text for text, _ in who(gpu_row(snapshot, snapshot.gpus[index]), width))
+        return "".join(text for text, _ in user_spans(gpu_row(snapshot, snapshot.gpus[index]), width))
 
     assert [words(run.index, width) for width in (12, 9)] == ["vit-b16-1 r0", "vit-b16-1"]
     assert [words(5, width) for width in (16, 9)] == ["alice · sweep.py", "alice"]

@@ -12,13 +12,13 @@ from gputui.metrics.progress import Progress
 from gputui.store.events import EventView
 from gputui.store.rollups import HostHistory
 from gputui.store.run_states import RunState
-from gputui.ui.tui.layout.lists import matching
+from gputui.ui.tui.layout.lists import filter_rows
 from gputui.ui.tui.layout.strips import gpu_totals, head_line, host_figures, notice_lines
 from gputui.ui.tui.pages.overview.areas import AreaNeeds, Rows, share_rows
 from gputui.ui.tui.pages.overview.charts import GpuCharts
 from gputui.ui.tui.pages.overview.events import event_rows, events_panel
 from gputui.ui.tui.pages.overview.gpus import gpu_panel
-from gputui.ui.tui.pages.overview.run_order import words_of
+from gputui.ui.tui.pages.overview.run_order import entry_words
 from gputui.ui.tui.pages.overview.runs import RunsState, runs_panel
 from gputui.ui.views.snapshot import Snapshot
 from gputui.ui.views.words import dated_clock
@@ -238,9 +238,9 @@ def test_a_recovered_run_says_so_in_every_width_however_it_ended(home: Home, wor
 
 
 def test_the_filter_needs_every_word(snapshot: Snapshot) -> None:
-    assert [row.run.run_id for row in matching(snapshot.runs, "running vit", words_of)] == ["vit-b16-1"]
-    assert [row.run.run_id for row in matching(snapshot.runs, "KeyError", words_of)] == ["resnet50-2"]
-    assert matching(snapshot.runs, "nothing like it", words_of) == []
+    assert [row.run.run_id for row in filter_rows(snapshot.runs, "running vit", entry_words)] == ["vit-b16-1"]
+    assert [row.run.run_id for row in filter_rows(snapshot.runs, "KeyError", entry_words)] == ["resnet50-2"]
+    assert filter_rows(snapshot.runs, "nothing like it", entry_words) == []
     assert "No run matches" in text_of(runs_panel([], RunsState(None, 0, "x"), Snapshot(NOW), 80, 3))[1]
     assert "Press n" in text_of(runs_panel([], RunsState(), Snapshot(NOW), 80, 3))[1]
 

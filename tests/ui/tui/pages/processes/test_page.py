@@ -19,7 +19,7 @@ from gputui.runs.processes import HostProcess
 from gputui.ui.tui.app import GputuiApp
 from gputui.ui.tui.dialogs.questions import MenuScreen
 from gputui.ui.tui.pages.processes.page import ProcessesScreen, environment_texts
-from gputui.ui.tui.pages.processes.view import ProcessesState, ProcessRow, arranged, process_panel, process_rows
+from gputui.ui.tui.pages.processes.view import ProcessesState, ProcessRow, arrange, process_panel, process_rows
 from gputui.ui.views.snapshot import Snapshot
 from tests.homes import GIB, Home
 from tests.ui.tui import many_processes
@@ -82,21 +82,21 @@ def test_orders_put_what_is_unknown_last() -> None:
         for n, cpu, user in ((1, 5.0, "zoe"), (2, None, None), (3, 9.0, "amy"))
     ]
 
-    def pids(text: str) -> list[int]:
-        return [row.pid for row in arranged(rows, ProcessesState(order=text))[""]]
+    def pids(words: str) -> list[int]:
+        return [row.pid for row in arrange(rows, ProcessesState(order=words))[""]]
 
     assert pids("CPU") == [3, 1, 2] == pids("user") and pids("PID") == [1, 2, 3]
 
 
 def test_the_tree_hangs_children_behind_their_parents(snapshot: Snapshot) -> None:
-    rows = arranged(process_rows(snapshot), ProcessesState(is_tree=True))[""]
+    rows = arrange(process_rows(snapshot), ProcessesState(is_tree=True))[""]
     assert [(row.pid, row.tree) for row in rows[:4]] == [(100, ""), (101, "└ "), (1003, "  ├ "), (2300, "  │ ├ ")]
     assert rows[3 + many_processes.LOADERS - 1].tree == "  │ └ " and len(rows) == 298
 
 
 def test_groups_come_in_the_order_of_the_gpus(snapshot: Snapshot) -> None:
     def headings(state: ProcessesState) -> list[str]:
-        return list(arranged(process_rows(snapshot), state))
+        return list(arrange(process_rows(snapshot), state))
 
     found = headings(ProcessesState(grouping="gpu"))
     assert found == [*(f"GPU {index} · 1" for index in range(4)), *(f"GPU {index} · 3" for index in range(4, 8)),

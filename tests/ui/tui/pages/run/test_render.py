@@ -22,7 +22,7 @@ from gputui.ui.tui.data.reader import SnapshotReader
 from gputui.ui.tui.layout.chart_settings import ChartView
 from gputui.ui.tui.layout.charts import ChartedRun, ChartLook, next_marker, panel_lines
 from gputui.ui.tui.layout.columns import wrap_at_most
-from gputui.ui.tui.layout.panels import Panel, panels
+from gputui.ui.tui.layout.panels import Panel, choose_panels
 from gputui.ui.tui.pages.run.chart_files import file_name
 from gputui.ui.tui.pages.run.sections import (
     SideSection,
@@ -36,7 +36,7 @@ from gputui.ui.tui.pages.run.sections import (
     side_sections,
     timeline_lines,
 )
-from gputui.ui.tui.widgets.chart_pane import Charts, at_cursor
+from gputui.ui.tui.widgets.chart_pane import Charts, crosshair_parts
 from gputui.ui.views.metric_words import HARDWARE
 from gputui.ui.views.snapshot import Checkpoint, CheckpointList, Interest, RunPage, Snapshot
 from tests.homes import NOW, Home
@@ -295,19 +295,22 @@ def test_the_focused_section_comes_first_and_the_last_fills_the_rest() -> None:
 
 def test_pins_come_first_then_what_matters_then_the_hardware() -> None:
     names = ("epoch", "my/metric", "grad_norm", "lr", "loss", "samples_per_s")
-    found = panels(names, HARDWARE, ChartView())
+    found = choose_panels(names, HARDWARE, ChartView())
     keys = [panel.key for panel in found.chosen]
     assert keys[:6] == ["loss", "samples_per_s", "gpu/utilization", "lr", "grad_norm", "my/metric"]
     assert keys[-1] == "epoch" and found.count == len(keys)
     names_of_losses = ("eval_loss", "my/metric", "Loss/train", "acc")
-    assert [panel.key for panel in panels(names_of_losses, (), ChartView()).chosen][:2] == ["Loss/train", "eval_loss"]
+    assert [panel.key for panel in choose_panels(names_of_losses, (), ChartView()).chosen][:2] == [
+        "Loss/train",
+        "eval_loss",
+    ]
     roles = MetricRoles("my/metric", best="acc", mode="max")
-    given = panels(names_of_losses, (), ChartView(), roles).chosen
+    given = choose_panels(names_of_losses, (), ChartView(), roles).chosen
     assert [panel.key for panel in given][:3] == ["my/metric", "eval_loss", "acc"]
-    pinned = panels(names, HARDWARE, ChartView(pins=("my/metric", "gone"), filter_text="l*")).chosen
+    pinned = choose_panels(names, HARDWARE, ChartView(pins=("my/metric", "gone"), filter_text="l*")).chosen
     assert [panel.key for panel in pinned] == ["my/metric", "loss", "lr"] and pinned[0].is_pinned
     assert next(p.colour for p in found.chosen if p.key == "lr") == pinned[2].colour  # wherever it stands
-    broken = panels(names, (), ChartView(filter_text="~("))
+    broken = choose_panels(names, (), ChartView(filter_text="~("))
     assert broken.problem is not None and "not a regular expression" in broken.problem
 
 
@@ -413,7 +416,7 @@ def test_what_happened_stands_below_every_curve_and_is_named_at_the_crosshair() 
     tall, low = drawn(LOSS, look, height=12), drawn(LOSS, look, height=7)
     assert "cuda oom" in tall[-1] and "┴" in tall[-2] and "┊" in tall[3]
     assert "cuda oom" not in "\n".join(low) and "┊" in low[1]
-    at = [text for text, _ in at_cursor(look_of(LINE, markers=MARKERS, cursor=5.0), (LOSS,))]
+    at = [text for text, _ in crosshair_parts(look_of(LINE, markers=MARKERS, cursor=5.0), (LOSS,))]
     assert at == ["│ step 5", "✗ CUDA ran out of memory on rank 1 03:12:44", "↻1"]
     assert next_marker(MARKERS, 3.0, 1) is MARKERS[1] and next_marker(MARKERS, 3.0, -1) is None
     assert next_marker(MARKERS, None, -1) is MARKERS[2]
