@@ -43,29 +43,29 @@ def make_still_demo(workspace: Workspace, now: float) -> None:
 def _write_agent(past: DemoPast) -> None:
     insert(
         past.connection, "agent", id=1, pid=FIRST_PID - 1, start_ticks=1, boot_id="demo", version="demo",
-        started_at=past.until - 86_400, heartbeat_at=past.until, source="simulated", sampler_state="ok",
+        started_at=past.now - 86_400, heartbeat_at=past.now, source="simulated", sampler_state="ok",
     )  # fmt: skip
 
 
 def _write_processes(past: DemoPast) -> None:
     """The processes on each GPU. Those of runs have the names of ranks in place of this process's."""
-    sample = past.source.processes(past.until)
+    sample = past.source.processes(past.now)
     others = {
         uuid: [process for process in processes or () if process.pid != os.getpid()]
         for uuid, processes in sample.processes.items()
     }
-    past.context.recorder.take([past.source.slow(past.until), replace(sample, processes=others)])
+    past.context.recorder.take([past.source.slow(past.now), replace(sample, processes=others)])
     past.context.recorder.flush()
     owners = {
         past.gpus[index].uuid: (occupation.run_id, rank)
         for occupation in past.busy
-        if occupation.ended_at > past.until
+        if occupation.ended_at > past.now
         for rank, index in enumerate(occupation.gpus)
     }
     for uuid, processes in sample.processes.items():
         rows = [_row(process, *owners.get(uuid, (None, None))) for process in processes or ()]
         past.connection.execute(
-            "UPDATE gpus SET processes = ?, processes_at = ? WHERE uuid = ?", (json.dumps(rows), past.until, uuid)
+            "UPDATE gpus SET processes = ?, processes_at = ? WHERE uuid = ?", (json.dumps(rows), past.now, uuid)
         )
 
 

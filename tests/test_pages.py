@@ -92,7 +92,7 @@ def test_the_demo_shows_at_its_start_what_gputui_is_for(home: Workspace) -> None
     assert all(gpu.utilization_percent for gpu in snapshot.gpus if gpu.run_id in running)
     assert "0 of 4 GPUs free" in (runs["resnet50-2"].run.waiting_for or "")
     assert any(process.user == "bob" for gpu in snapshot.gpus for process in gpu.processes or ())
-    assert [alert.rule for alert in snapshot.alerts.last] == ["gpu_hot"] and len(snapshot.machine.quarantined) == 1
+    assert [alert.rule for alert in snapshot.alerts] == ["gpu_hot"] and len(snapshot.machine.quarantined) == 1
     with closing(open_reader(home.database)) as connection:
         recent = [incident.at for incident in read_incidents(connection, "vit-b16-3")]
         assert [study.state for study in read_studies(connection)] == ["finished"]

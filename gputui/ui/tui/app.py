@@ -39,7 +39,7 @@ from gputui.runs.agent_process import (
 from gputui.runs.identity import is_stopped
 from gputui.ui.tui.actions import find
 from gputui.ui.tui.actions.keymap import resolve
-from gputui.ui.tui.actions.marked import OF_MARKED
+from gputui.ui.tui.actions.marked import BULK_ACTIONS
 from gputui.ui.tui.data.feed import Feed
 from gputui.ui.tui.layout.chart_settings import ChartMemory, from_settings, to_settings
 from gputui.ui.tui.navigation import Navigation
@@ -94,10 +94,8 @@ class GputuiApp(Navigation, inherit_bindings=False):
         snapshot: Snapshot,
         *,
         readonly: bool = False,
-        demo: bool = False,
         host_name: str | None = None,
         settings: Settings | None = None,
-        settings_path: Path | None = None,
     ) -> None:
         if not os.environ.get("NO_COLOR"):
             # An empty value means nothing (no-color.org); Textual tests whether the variable exists.
@@ -110,11 +108,9 @@ class GputuiApp(Navigation, inherit_bindings=False):
         self.snapshot = snapshot
         self.moment = feed.interest.moment
         self.is_readonly = readonly
-        self.is_demo = demo
         self.host_name = host_name or socket.gethostname()
         self.settings = settings
         self.unsaved = {}
-        self._settings_path = settings_path
         self.keys = resolve(settings.keys)
         self.pace = FramePace()
         self._failed_drawings = set()
@@ -142,7 +138,7 @@ class GputuiApp(Navigation, inherit_bindings=False):
 
     def on_mount(self) -> None:
         self.apply_theme()
-        self.terminal_features.heed(self.snapshot, is_ascii=self.is_ascii)
+        self.terminal_features.update(self.snapshot, is_ascii=self.is_ascii)
         self.feed.attach(
             lambda snapshot: self.post_message(SnapshotRead(snapshot)),
             lambda answer: self.call_later(self.take_answer, answer),
@@ -191,7 +187,7 @@ class GputuiApp(Navigation, inherit_bindings=False):
         now = time.monotonic()
         self.pace.note_lag(self.lag_seconds, now)
         if snapshot.past is None:
-            self.terminal_features.heed(snapshot, is_ascii=self.is_ascii)
+            self.terminal_features.update(snapshot, is_ascii=self.is_ascii)
         if self._due is not None:
             return
         interval = self.pace.interval(self.settings.refresh_seconds, self.settings.slow_line)
@@ -215,12 +211,13 @@ class GputuiApp(Navigation, inherit_bindings=False):
         self.terminal_features.change(before, self.settings, self.snapshot, is_ascii=self.is_ascii)
 
     def save_settings(self) -> str | None:
-        """Write the changed settings; returns a sentence about what is wrong with the file."""
-        path = self._settings_path
-        try:
-            if path is not None and self.unsaved:
-                return save(path, self.unsaved)
+        """Write the changed settings, unless the screen is read-only; returns a sentence about what is wrong with the
+        file."""
+        path = self.workspace.settings
+        if self.is_readonly or not self.unsaved:
             return None
+        try:
+            return save(path, self.unsaved)
         except OSError as error:
             return f"The settings are lost: {path} cannot be written ({error.strerror})."
 
@@ -236,7 +233,7 @@ class GputuiApp(Navigation, inherit_bindings=False):
             self.say(why_not, "warning")
             return
         with self.one_paint():
-            if action.is_of_marked(context) and name in OF_MARKED and OF_MARKED[name].effect:
+            if action.is_of_marked(context) and name in BULK_ACTIONS and BULK_ACTIONS[name].effect:
                 self.ask_marked(name)
                 return
             owners = (page, *page.parts, self)
@@ -253,16 +250,19 @@ class GputuiApp(Navigation, inherit_bindings=False):
 def keep_agent(
     workspace: Workspace, tell: Callable[[str | None], object], stop: threading.Event, *, is_readonly: bool = False
 ) -> None:
-    """Start an agent when none runs, with growing pauses between failures, until ``stop``; the agent ends by itself.
+    """Start an agent when none runs, with growing pauses between failures; the agent ends by itself.
 
-    ``tell`` is called with the sentence to show, None if all is well. A read-only screen starts none and only tells.
+    Args:
+        tell: called with each sentence to show, None if all is well.
+        stop: set when the screen ends.
+        is_readonly: whether to start none and only tell.
     """
-    said: str | None = None
+    newest_text: str | None = None
 
     def say(text: str | None) -> None:
-        nonlocal said
-        if text != said and not stop.is_set():
-            said = text
+        nonlocal newest_text
+        if text != newest_text and not stop.is_set():
+            newest_text = text
             tell(text)
 
     def keep() -> None:
@@ -305,18 +305,10 @@ def keep_agent(
 
 
 def run(workspace: Workspace, feed: Feed, *, readonly: bool = False, demo: bool = False) -> int:
-    """Show the screen until it is left; returns the exit code. ``feed`` is running, and is stopped then."""
+    """Show the screen until it is left; returns the exit code. The running ``feed`` is stopped then."""
     settings, problem = load(workspace.settings)
-    settings_path = None if readonly else workspace.settings
-    app = GputuiApp(
-        workspace,
-        feed,
-        feed.first(FIRST_SNAPSHOT_SECONDS),
-        readonly=readonly,
-        demo=demo,
-        settings=settings,
-        settings_path=settings_path,
-    )
+    app = GputuiApp(workspace, feed, feed.first(FIRST_SNAPSHOT_SECONDS), readonly=readonly, settings=settings)
+    app.is_demo = demo
     if problem is not None:
         app.message = (problem, "warning")
     stop = threading.Event()

@@ -30,10 +30,10 @@ from gputui.store.commands import (
 from gputui.store.database import StoreError, open_commander
 from gputui.store.rows import json_mapping
 from gputui.store.runs import Run
-from gputui.ui.tui.actions.marked import OF_MARKED
+from gputui.ui.tui.actions.marked import BULK_ACTIONS
 from gputui.ui.tui.shell import Shell
 from gputui.ui.tui.widgets.page import ActionScreen
-from gputui.ui.views.run_words import several_words
+from gputui.ui.views.run_words import runs_question
 from gputui.ui.views.words import RUN_SIGNS, STUDY_SIGNS
 
 if TYPE_CHECKING:
@@ -52,8 +52,8 @@ class Commands(Shell):
         """The titles of commands by their ids; the agent drops them when the screen ends."""
         self._refusals: list[str] = []
         """What was refused of the commands that were asked together."""
-        self._shown_answer: tuple[str, CommandAnswer] | None = None
-        """The newest answer that was shown, behind its message."""
+        self._newest_answer: tuple[str, CommandAnswer] | None = None
+        """The message about the newest answer, and that answer."""
         self._newest_write = threading.Event()  # set when it is over, written or not
         self._newest_write.set()
 
@@ -148,8 +148,8 @@ class Commands(Shell):
             return
         result = answer.result or {}
         if not self._refusals:
-            self._shown_answer = (answer_text(title, result), answer)
-            self.say(self._shown_answer[0])
+            self._newest_answer = (answer_text(title, result), answer)
+            self.say(self._newest_answer[0])
         if answer.verb == "run":
             self.select_run(str(result.get("id", "")))
         if answer.verb == "study" and self.page.SCOPE == "studies":
@@ -157,9 +157,9 @@ class Commands(Shell):
 
     def drop_outdated_answer(self) -> None:
         """Remove the message that a run or study moved, once the snapshot shows a later move of it."""
-        if self._shown_answer is None or self.message != (self._shown_answer[0], "info"):
+        if self._newest_answer is None or self.message != (self._newest_answer[0], "info"):
             return
-        answer = self._shown_answer[1]
+        answer = self._newest_answer[1]
         result = answer.result or {}
         answered_at = answer.answered_at
         if answered_at is None or self.snapshot.at < answered_at:
@@ -193,17 +193,22 @@ class Commands(Shell):
     # --- the marked runs
 
     def ask_marked(self, name: str, args: Mapping[str, Any] | None = None) -> None:
-        """Do with all marked runs that can be acted on what the action ``name`` does, once the person confirms it."""
-        deed = OF_MARKED[name]
+        """Act on all marked runs that can be acted on, once the person confirms it.
+
+        Args:
+            name: the action, one of `BULK_ACTIONS`.
+            args: the arguments of the agent's command; None for those of the action.
+        """
+        bulk = BULK_ACTIONS[name]
         marked = self.page.marked_runs
-        runs = deed.runs_of(marked)
+        runs = bulk.runs_of(marked)
         if args is None:
-            args = deed.args
-        questions = [(f"{deed.word} {run.run_id}", self._writer(deed.verb, run.run_id, args)) for run in runs]
+            args = bulk.args
+        questions = [(f"{bulk.word} {run.run_id}", self._writer(bulk.verb, run.run_id, args)) for run in runs]
         self.confirm(
-            f"{deed.word} {count_of(len(runs), 'run')}?",
-            several_words(runs, deed.refused(marked), deed.effect, with_sizes=name == "remove"),
-            lambda: self.ask_in_order(questions, patience_seconds(deed.verb)),
+            f"{bulk.word} {count_of(len(runs), 'run')}?",
+            runs_question(runs, bulk.refused(marked), bulk.effect, with_sizes=name == "remove"),
+            lambda: self.ask_in_order(questions, patience_seconds(bulk.verb)),
         )
 
     # --- a run

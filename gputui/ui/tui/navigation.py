@@ -52,7 +52,13 @@ class Navigation(Commands):
     def go_to(
         self, kind: type[P], make: Callable[[], P] | None = None, fits: Callable[[P], bool] = lambda page: True
     ) -> P:
-        """Go to the page of this kind: return to the one that ``fits``, or push a new one."""
+        """Go to a page: return to the one that is open, or open a new one.
+
+        Args:
+            kind: the class of the page.
+            make: makes a new one; None if it needs no arguments.
+            fits: whether an open page of this kind is meant.
+        """
         for screen in self.screen_stack:
             if isinstance(screen, kind) and fits(screen):
                 screen.pop_until_active()
@@ -76,7 +82,7 @@ class Navigation(Commands):
         """Go to the page of a GPU."""
         from gputui.ui.tui.pages.gpu.page import GpuScreen
 
-        self.go_to(GpuScreen, lambda: GpuScreen(uuid)).turn_to(uuid)
+        self.go_to(GpuScreen, lambda: GpuScreen(uuid)).show_gpu(uuid)
 
     def do_processes(self) -> None:
         from gputui.ui.tui.pages.processes.page import ProcessesScreen
@@ -105,11 +111,16 @@ class Navigation(Commands):
         """Go to the page of studies, and show this one."""
         from gputui.ui.tui.pages.study.page import StudyScreen
 
-        self.go_to(StudyScreen).turn_to(study_id)
+        self.go_to(StudyScreen).show_study(study_id)
 
     def compare(self, run: Run | None, marked: Sequence[str] = ()) -> None:
-        """Go to the comparison of the marked runs; with fewer than two, of the marked one, ``run`` and the newest of
-        the profile and, for a trial, the study of the first. An open comparison that contains that one is kept."""
+        """Go to the comparison of some runs.
+
+        Args:
+            run: the run under the cursor, which the cursor of the comparison is on; None for the first one.
+            marked: the ids of the marked runs. With fewer than two, the comparison has the marked one, ``run`` and the
+                newest of the profile (for a trial also of the study) of the first.
+        """
         from gputui.ui.tui.pages.compare.comparison import MOST_CURVES, MOST_RUNS
         from gputui.ui.tui.pages.compare.page import CompareScreen
 

@@ -31,24 +31,35 @@ from gputui.ui.views.snapshot import Moment, Snapshot
 
 
 class Shell(DisplayLayer[int], inherit_bindings=False):
-    """Sentences, settings and paints of the app. `Commands`, `Navigation` and `GputuiApp` add the rest."""
+    """Sentences, settings and paints of the app. `Commands`, `Navigation` and `GputuiApp` add the rest.
+
+    Attributes:
+        workspace, feed: where the screen's data comes from.
+        snapshot: what is shown.
+        settings, keys, theme_name: how it is shown.
+        unsaved: the settings to write when the screen ends.
+        is_readonly: whether nothing may be changed.
+        is_demo: whether the home is one of simulated GPUs.
+        agent_notice: a sentence about what is wrong with the agent; None if it runs.
+        message: the sentence above the footer and its kind, one of `SIGNS`.
+        perform: carries out an action on the visible page, or says why it is not possible now.
+        copy: puts a text into the person's clipboard: what it is, and the text.
+    """
 
     workspace: Workspace
     feed: Feed
     snapshot: Snapshot
     settings: Settings
     unsaved: Mapping[str, Any]
-    """The settings to write when the screen ends."""
     keys: Keys
     pace: FramePace
     chart_memory: ChartMemory
     is_readonly: bool
-    is_demo: bool
+    is_demo: bool = False
     host_name: str
     theme_name: str
     agent_notice: str | None = None
     message: tuple[str, str] = ("", "info")
-    """The sentence above the footer and its kind, one of `SIGNS`."""
 
     # Methods of `Commands`.
     ask: Callable[[str, str, str | None, Mapping[str, Any]], None]
@@ -66,9 +77,7 @@ class Shell(DisplayLayer[int], inherit_bindings=False):
     compare: Callable[[Run | None, Sequence[str]], None]
     # Methods of `GputuiApp`.
     perform: Callable[[str], None]
-    """Carry out an action on the visible page, or say why it is not possible now."""
     copy: Callable[[str, str], None]
-    """Put a text into the person's clipboard: what it is, and the text."""
 
     _said_at = 0.0
     _held_paints = 0
@@ -114,9 +123,9 @@ class Shell(DisplayLayer[int], inherit_bindings=False):
         if not self._held_paints and self.screen_stack[-1] is top:
             self.repaint()
 
-    def drawing_failed(self, place: str, error: Exception) -> Line:
-        """Log a drawing that raised, and return the line in its place. The traceback goes to the agent's log, once for
-        each ``place`` and line of code."""
+    def failure_line(self, place: str, error: Exception) -> Line:
+        """Log a drawing that raised, and return the line that is shown instead. The traceback goes to the agent's log,
+        once for each ``place`` on the screen and line of code."""
         last = traceback.extract_tb(error.__traceback__)[-1]
         failure = (place, last.filename, last.lineno)
         if failure not in self._failed_drawings:

@@ -28,7 +28,7 @@ from tests.stories import overnight
 
 IDLE_TURNS = 3
 
-DRAWING_FAILED = Shell.drawing_failed
+DRAWING_FAILED = Shell.failure_line
 """The method that each test replaces."""
 
 
@@ -76,7 +76,7 @@ def a_failed_drawing_fails_the_test(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(_shell: Shell, _place: str, error: Exception) -> Line:
         raise error
 
-    monkeypatch.setattr(Shell, "drawing_failed", fail)
+    monkeypatch.setattr(Shell, "failure_line", fail)
 
 
 class StillFeed(Feed):
@@ -103,7 +103,7 @@ class StillFeed(Feed):
                     self.watched.discard(command_id)
                     self._tell(answer)
 
-    def _turn_to(self, interest: Interest) -> None:
+    def _set_interest(self, interest: Interest) -> None:
         if interest != self.interest:
             self.interest = interest
             self.refresh()
@@ -131,7 +131,9 @@ def make_app(workspace: Workspace) -> MakeApp:
 
     def make(*, readonly: bool = False, demo: bool = False) -> GputuiApp:
         feed = StillFeed(workspace)
-        return GputuiApp(workspace, feed, feed.read(), readonly=readonly, demo=demo, host_name="ws-kepler")
+        app = GputuiApp(workspace, feed, feed.read(), readonly=readonly, host_name="ws-kepler")
+        app.is_demo = demo
+        return app
 
     return make
 

@@ -15,8 +15,7 @@ if __name__ == "__main__":
     feed = Feed(workspace, wall=an_hour_later)
     feed.start()
     settings, _ = load(workspace.settings)
-    app = GputuiApp(workspace, feed, feed.first(1.0), host_name="ws-kepler", settings=settings,
-                    settings_path=workspace.settings)  # fmt: skip
+    app = GputuiApp(workspace, feed, feed.first(1.0), host_name="ws-kepler", settings=settings)
     app.run(mouse=False)
     app.save_settings()
     feed.stop()

@@ -16,7 +16,7 @@ from gputui.ui.tui.actions import Scope, actions_in, find
 from gputui.ui.tui.app import GputuiApp
 from gputui.ui.tui.pages.launch.form import Prefill
 from gputui.ui.tui.pages.launch.page import LaunchScreen
-from gputui.ui.tui.terminal import sequences
+from gputui.ui.tui.terminal import features
 from gputui.ui.tui.widgets.page import ActionScreen
 from gputui.ui.tui.widgets.pane import Pane
 from tests.homes import Home, uuid
@@ -176,5 +176,5 @@ async def test_every_key_leads_to_its_action_and_no_text_controls_the_terminal(
 
 def test_titles_and_messages_are_harmless() -> None:
     for text in CORPUS:
-        check_told(sequences.title_sequence(text))
-        check(sequences.copied_words("x", text, {}))
+        check_told(features.title_sequence(text))
+        check(features.copied_sentence("x", text, {}))

@@ -91,7 +91,7 @@ async def test_every_page_can_be_drawn_at_any_size(
 async def test_a_pane_that_cannot_be_drawn_leaves_the_others(
     app: GputuiApp, home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Shell, "drawing_failed", DRAWING_FAILED)
+    monkeypatch.setattr(Shell, "failure_line", DRAWING_FAILED)
 
     def broken(*_: object, **__: object) -> None:
         raise IndexError("list index out of range")
@@ -106,7 +106,7 @@ async def test_a_pane_that_cannot_be_drawn_leaves_the_others(
 
 
 async def test_a_page_that_cannot_be_drawn_keeps_its_keys(app: GputuiApp, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Shell, "drawing_failed", DRAWING_FAILED)
+    monkeypatch.setattr(Shell, "failure_line", DRAWING_FAILED)
     async with app.run_test(size=(120, 36)) as pilot:
         whole = OverviewScreen.keep_cursor
         monkeypatch.setattr(OverviewScreen, "keep_cursor", lambda _: 1 / 0)

@@ -13,7 +13,7 @@ import pytest
 
 from gputui.core.config import Workspace
 from gputui.ui.tui.settings import load, save
-from gputui.ui.tui.terminal import sequences
+from gputui.ui.tui.terminal import features
 from tests.homes import Home
 from tests.stories import overnight, tick
 from tests.texts import mentions
@@ -124,12 +124,12 @@ def test_copying_goes_through_the_terminal(open_screen: Callable) -> None:
 
 
 def test_what_a_terminal_may_refuse_is_told() -> None:
-    assert "set-clipboard on" in sequences.copied_words("a line", "x", {"TMUX": "/tmp/tmux-0/default,1,0"})
-    assert "GNU screen" in sequences.copied_words("a line", "x", {"STY": "1.pts"})
-    assert mentions(sequences.copied_words("the log", "a\nb\n\x1b[31m", {}), "the log", "3 lines")
-    assert "\x1b" not in sequences.copied_words("a line", "\x1b]0;x\x07", {})
+    assert "set-clipboard on" in features.copied_sentence("a line", "x", {"TMUX": "/tmp/tmux-0/default,1,0"})
+    assert "GNU screen" in features.copied_sentence("a line", "x", {"STY": "1.pts"})
+    assert mentions(features.copied_sentence("the log", "a\nb\n\x1b[31m", {}), "the log", "3 lines")
+    assert "\x1b" not in features.copied_sentence("a line", "\x1b]0;x\x07", {})
     with pytest.raises(ValueError, match="60 kB"):
-        sequences.copy_sequence("x" * 60_000)
+        features.copy_sequence("x" * 60_000)
 
 
 # --- title and bell

@@ -8,7 +8,7 @@ import sys
 PURE = (
     "gputui.store.runs", "gputui.store.json_shapes", "gputui.ui.tui.data.feed",
     "gputui.ui.tui.pages.overview.gpus", "gputui.ui.tui.pages.overview.runs", "gputui.ui.tui.pages.run.head",
-    "gputui.ui.tui.pages.launch.view", "gputui.ui.tui.actions.shown",
+    "gputui.ui.tui.pages.launch.view", "gputui.ui.tui.actions.key_lines",
 )  # fmt: skip
 
 

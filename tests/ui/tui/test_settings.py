@@ -112,7 +112,7 @@ def test_what_cannot_be_is_refused_in_words() -> None:
 
 def make(workspace: Workspace, settings: Settings) -> GputuiApp:
     feed = StillFeed(workspace)
-    return GputuiApp(workspace, feed, feed.read(), settings=settings, settings_path=workspace.settings)
+    return GputuiApp(workspace, feed, feed.read(), settings=settings)
 
 
 async def test_a_chosen_key_does_it_and_is_told_in_footer_and_help(home: Home, workspace: Workspace) -> None:

@@ -21,9 +21,21 @@ Scope = Literal[
 class Context(Struct, frozen=True):
     """The state of a page that decides whether an action is possible, and how keys are printed.
 
-    Actions apply to the ``marked`` runs (those of `OF_MARKED`), to ``run``, ``gpu``, ``alert``, ``pid``, or to the
-    study in the state ``study``.
-    ``past_at``, ``blocked_by`` (why the form cannot be started) and ``connection_lag`` are words.
+    Attributes:
+        scope: the page.
+        run, gpu, alert, pid: what an action applies to; None if the cursor is on none.
+        marked: the runs that the `BULK_ACTIONS` apply to instead of ``run``.
+        section: the part of the page that has the keyboard.
+        study: the state of the study that actions apply to; None without one.
+        quarantined: the UUIDs of the GPUs in quarantine.
+        has_studies: whether the home has any study.
+        is_readonly: whether the screen changes nothing.
+        past_at: the past moment in words; None at the present.
+        blocked_by: why the form cannot be started, as a sentence.
+        connection_lag: how far the terminal is behind, in words; None while it keeps up.
+        is_ascii: whether only ASCII characters are shown.
+        lacks_traceback: whether the log shown has no traceback.
+        keys: the keys of the settings that differ from the table's, by action.
     """
 
     scope: Scope
@@ -46,6 +58,7 @@ class Context(Struct, frozen=True):
 
     @property
     def study_phrase(self) -> str:
+        """The state of the study as a predicate: ``is paused``."""
         return predicate(self.study or "unknown")
 
     @property

@@ -16,19 +16,23 @@ from gputui.ui.tui.actions.table import ACTIONS, Action, actions_in, find
 TYPING = ("profiles", "launch", "study_files")
 """Pages on which letters and signs are text."""
 
-Place = tuple[str, str]
+PageAction = tuple[str, str]
 """A page and the name of an action."""
 
 
 class Keys(Struct, frozen=True):
-    """The keys that differ from the table's; ``refused`` says which settings cannot be met."""
+    """The keys that differ from the table's.
 
-    changed: Mapping[Place, tuple[str, ...]] = msgspec.field(default_factory=dict)
+    Attributes:
+        refused: sentences about settings that cannot be met.
+    """
+
+    changed: Mapping[PageAction, tuple[str, ...]] = msgspec.field(default_factory=dict)
     refused: tuple[str, ...] = ()
 
     def on(self, scope: str) -> dict[str, tuple[str, ...]]:
         """The changed keys of one page, by action."""
-        return {name: keys for (place, name), keys in self.changed.items() if place == scope}
+        return {name: keys for (page, name), keys in self.changed.items() if page == scope}
 
     def action(self, scope: str, key: str) -> str | None:
         """The name of the action that a key leads to on a page; None if there is none."""
@@ -40,34 +44,34 @@ class Keys(Struct, frozen=True):
     def elsewhere(self, scope: str, key: str) -> str:
         """A sentence about a key without an action on a page: what it does on the first page that has one for it."""
         for action in ACTIONS:
-            for place in action.scopes:
-                if key in self.changed.get((place, action.name), action.keys):
+            for page in action.scopes:
+                if key in self.changed.get((page, action.name), action.keys):
                     phrase = re.split("[:;] ", action.tooltip)[0]
-                    return f"{key_word(key)} does nothing here; on the {place} page: {phrase[0].lower()}{phrase[1:]}."
+                    return f"{key_word(key)} does nothing here; on the {page} page: {phrase[0].lower()}{phrase[1:]}."
         return f"{key_word(key)} does nothing here; {self.word('help', scope)} lists the keys."
 
     def word(self, name: str, scope: str) -> str:
         """The key of an action in a sentence on a page: ``C``, elsewhere than on its pages ``C on the overview``."""
-        places = [place for action in ACTIONS if action.name == name for place in action.scopes]
-        if scope in places:
+        pages = [page for action in ACTIONS if action.name == name for page in action.scopes]
+        if scope in pages:
             keys = self.changed.get((scope, name), find(name, scope).keys)
             return key_word(keys[0])
-        return f"{self.word(name, places[0])} on the {places[0]}"
+        return f"{self.word(name, pages[0])} on the {pages[0]}"
 
 
 def resolve(settings: Mapping[str, str]) -> Keys:
-    """The keys of a settings file, by action or ``page.action``."""
+    """The keys of the settings, which map an action or ``page.action`` to keys: ``{"overview.fold": "f7 ctrl+a"}``."""
     refused: list[str] = []
-    changed: dict[Place, tuple[str, ...]] = {}
+    changed: dict[PageAction, tuple[str, ...]] = {}
     # A setting for one page overrides one for all.
     for name, setting in sorted(settings.items(), key=lambda item: "." in item[0]):
         page, _, action_name = name.rpartition(".")
         actions = [action for action in ACTIONS if action.name == action_name]
-        places = [scope for action in actions for scope in action.scopes if page in ("", scope)]
+        pages = [scope for action in actions for scope in action.scopes if page in ("", scope)]
         keys = [key_name(word) for word in setting.split()]
         is_text = any(key is not None and "+" not in key and key not in NAMED for key in keys)
-        usable = [scope for scope in places if not is_text or scope not in TYPING]
-        if not places:
+        usable = [scope for scope in pages if not is_text or scope not in TYPING]
+        if not pages:
             refused.append(f"keys: no action is named {name}.")
         elif not keys or None in keys:
             refused.append(f"keys: {name} cannot have {setting or 'no key'}: there is no such key.")
@@ -82,7 +86,7 @@ def resolve(settings: Mapping[str, str]) -> Keys:
     return Keys(changed, tuple(refused))
 
 
-def _clash(changed: Mapping[Place, tuple[str, ...]]) -> tuple[Place, str, str] | None:
+def _clash(changed: Mapping[PageAction, tuple[str, ...]]) -> tuple[PageAction, str, str] | None:
     """A changed action with a key of another one on its page, that key, and the other's label."""
     for scope in get_args(Scope):
         owner: dict[str, Action] = {}

@@ -11,9 +11,15 @@ from gputui.ui.tui.actions.checks import needs_write
 from gputui.ui.tui.actions.context import Context
 
 
-class OfMarked(NamedTuple):
-    """What an action does with all marked runs: the agent's verb with its arguments, a word, and the effect as a
-    sentence. One without an effect asks for its arguments first."""
+class BulkAction(NamedTuple):
+    """What an action does with all marked runs.
+
+    Attributes:
+        verb: the agent's command.
+        word: the action in a word.
+        effect: a sentence for the question; "" for an action that asks for its arguments first.
+        args: the arguments of the command.
+    """
 
     verb: str
     word: str
@@ -29,28 +35,28 @@ class OfMarked(NamedTuple):
         return {run.run_id: reason for run in marked if (reason := REFUSALS[self.verb](run)) is not None}
 
 
-OF_MARKED: Mapping[str, OfMarked] = {
-    "stop": OfMarked("stop", "Stop", "Processes get the time to write a checkpoint, then they end.", {"now": False}),
-    "resume": OfMarked("resume", "Resume", "Each goes on from its newest valid checkpoint.", {"set": {}}),
-    "restart": OfMarked("restart", "Restart", "Each begins at step 0, with the parameters of its launch."),
-    "remove": OfMarked("rm", "Remove", "Metrics, logs and checkpoints are removed, too. This cannot be undone."),
-    "label": OfMarked("label", "Label", ""),
+BULK_ACTIONS: Mapping[str, BulkAction] = {
+    "stop": BulkAction("stop", "Stop", "Processes get the time to write a checkpoint, then they end.", {"now": False}),
+    "resume": BulkAction("resume", "Resume", "Each goes on from its newest valid checkpoint.", {"set": {}}),
+    "restart": BulkAction("restart", "Restart", "Each begins at step 0, with the parameters of its launch."),
+    "remove": BulkAction("rm", "Remove", "Metrics, logs and checkpoints are removed, too. This cannot be undone."),
+    "label": BulkAction("label", "Label", ""),
 }
 """The actions that act on the marked runs where there are any."""
 
 
-MARKED_ACTIONS = (*OF_MARKED, "rerun")
-"""Those, and the choice between resume and restart."""
+ACTIONS_ON_MARKED = (*BULK_ACTIONS, "rerun")
+"""The names of the bulk actions, and of the choice between resume and restart."""
 
 
 def marked_count(name: str, context: Context) -> int:
-    """The number of the marked runs that one of `MARKED_ACTIONS` can be done with."""
+    """The number of the marked runs that one of `ACTIONS_ON_MARKED` can be done with."""
     actions = ("resume", "restart") if name == "rerun" else (name,)
-    return len({run.run_id for action in actions for run in OF_MARKED[action].runs_of(context.marked)})
+    return len({run.run_id for action in actions for run in BULK_ACTIONS[action].runs_of(context.marked)})
 
 
 def marked_refusal(name: str, context: Context) -> str | None:
-    """Why one of `MARKED_ACTIONS` is not possible with the marked runs."""
+    """Why one of `ACTIONS_ON_MARKED` is not possible with the marked runs."""
     if (sentence := needs_write(context)) is not None:
         return sentence
     if marked_count(name, context) > 0:

@@ -41,7 +41,7 @@ from gputui.ui.tui.actions.checks import (
 )
 from gputui.ui.tui.actions.context import Context, Scope
 from gputui.ui.tui.actions.keys import key_word
-from gputui.ui.tui.actions.marked import MARKED_ACTIONS, marked_count, marked_refusal
+from gputui.ui.tui.actions.marked import ACTIONS_ON_MARKED, marked_count, marked_refusal
 
 Heading = Literal["Runs", "This page", "Go to", "Past", "Everywhere", "Move"]
 """A heading of the help. What is below Move, the palette leaves out."""
@@ -60,14 +60,20 @@ SHOWN_IF: Mapping[str, Callable[[Context], bool]] = {
 
 
 class Action(Struct, frozen=True):
-    """One action on some pages, its ``scopes``.
+    """One action on some pages.
 
     Attributes:
+        name: the method ``do_<name>`` carries it out.
+        scopes: the pages that have it.
+        keys: by Textual's names, the first one in the footer.
         tooltip: a phrase for the palette.
-        label: a word for the footer, which has it for these ``sections`` of a run's page, or all; narrow footers leave
-            out what ``is_spare``. Without one, the footer does not have the action.
+        heading: where the help has it.
+        label: a word for the footer; "" for an action that it does not have.
         help: a phrase for the help, if several actions share it; else the tooltip.
-        checks: what may refuse it, in this order; on the row of a study, ``study_checks`` if there are any.
+        checks: what may refuse it, in this order.
+        study_checks: the same on the row of a study; none for ``checks``.
+        sections: the sections of a run's page where the footer has it; none for all.
+        is_spare: whether narrow footers leave it out.
     """
 
     name: str
@@ -88,6 +94,7 @@ class Action(Struct, frozen=True):
         return self.help or self.tooltip
 
     def why_not(self, context: Context) -> str | None:
+        """The sentence that refuses it on a page; None if it is possible."""
         if self.is_of_marked(context):
             return marked_refusal(self.name, context)
         if self.study_checks and context.is_study_row:
@@ -95,7 +102,8 @@ class Action(Struct, frozen=True):
         return first_refusal(self.checks, context)
 
     def is_of_marked(self, context: Context) -> bool:
-        return bool(context.marked) and self.name in MARKED_ACTIONS
+        """Return whether it applies to the marked runs."""
+        return bool(context.marked) and self.name in ACTIONS_ON_MARKED
 
     def is_offered(self, context: Context) -> bool:
         """Return whether footer and palette have it: not where it would do nothing with any marked run."""
@@ -106,6 +114,7 @@ class Action(Struct, frozen=True):
         return context.keys.get(self.name, self.keys)
 
     def key_word(self, context: Context) -> str:
+        """Its first key on a page, as it is printed; "" without a key."""
         return "".join(key_word(key, is_ascii=context.is_ascii) for key in self.keys_in(context)[:1])
 
     def is_shown(self, context: Context) -> bool:

@@ -21,8 +21,15 @@ FAINT: Final = ("dim", "rule", "track")
 
 
 class Theme(Struct, frozen=True):
-    """A set of colours. ``selection`` is the background of the row under the cursor; without one, the row is in reverse
-    video."""
+    """A set of colours.
+
+    Attributes:
+        colours: the colour of each role; one without is the terminal's own.
+        background: None for the terminal's own.
+        selection: the background of the row under the cursor; None for reverse video.
+        is_dark: whether the background is dark.
+        extra: the looks of keys that differ from `LOOKS`.
+    """
 
     name: str
     colours: Mapping[str, str]
@@ -66,8 +73,8 @@ class Theme(Struct, frozen=True):
 # terminal that knows no more. Of the others, the contrast of each text to its background, and to that of the row under
 # the cursor, is at least 4.5 : 1 (WCAG 2.2, success criterion 1.4.3). The last column has the colours of Okabe and Ito
 # ("Color Universal Design", 2008), the darker ones lightened; no state is shown by red against green only.
-_COLOURS: Mapping[str, tuple[str | None, str, str, str]] = {
-    # role: the terminal's own, dark, light, colour-blind
+_COLUMNS = ("ansi", "dark", "light", "colour-blind")
+_COLOURS: Mapping[str, tuple[str | None, ...]] = {
     "text": (None, "#d7dce2", "#1c2024", "#d7dce2"),
     "dim": (None, "#9aa3ad", "#5a626b", "#9aa3ad"),
     "rule": (None, "#5b6672", "#a3abb3", "#5b6672"),
@@ -90,15 +97,16 @@ _COLOURS: Mapping[str, tuple[str | None, str, str, str]] = {
 }
 
 
-def _colours(column: int) -> dict[str, str]:
+def _colours(theme: str) -> dict[str, str]:
+    column = _COLUMNS.index(theme)
     return {role: colour for role, row in _COLOURS.items() if (colour := row[column]) is not None}
 
 
-ANSI = Theme("ansi", _colours(0))
-DARK = Theme("dark", _colours(1), "#101418", "#243447")
-LIGHT = Theme("light", _colours(2), "#fafafa", "#d8e6f2", is_dark=False)
+ANSI = Theme("ansi", _colours("ansi"))
+DARK = Theme("dark", _colours("dark"), "#101418", "#243447")
+LIGHT = Theme("light", _colours("light"), "#fafafa", "#d8e6f2", is_dark=False)
 COLOUR_BLIND = Theme(
-    "colour-blind", _colours(3), DARK.background, DARK.selection,
+    "colour-blind", _colours("colour-blind"), DARK.background, DARK.selection,
     extra={"bad": Look("bad", bold=True, underline=True)},
 )  # fmt: skip
 MONO = Theme(

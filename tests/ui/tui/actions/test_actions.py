@@ -17,8 +17,8 @@ from gputui.store.run_states import RunState
 from gputui.store.runs import Run, find_run
 from gputui.ui.tui.actions import ACTIONS, Context, Scope, actions_in, find
 from gputui.ui.tui.actions.checks import NO_RUN, needs_write
+from gputui.ui.tui.actions.key_lines import footer_line, help_lines, with_keys
 from gputui.ui.tui.actions.keys import key_word
-from gputui.ui.tui.actions.shown import footer_line, help_lines, in_keys
 from gputui.ui.tui.app import GputuiApp
 from gputui.ui.tui.pages.alerts.page import AlertsScreen
 from gputui.ui.tui.pages.compare.page import CompareScreen
@@ -196,9 +196,9 @@ def test_a_refused_stop_names_the_state_in_good_english(state: RunState, phrase:
 ])  # fmt: skip
 def test_a_refusal_names_the_key_where_there_is_one(text: str, scope: Scope, phrase: str) -> None:
     run = Run("a-1", 1, "a", "a", RunState.FAILED, 1, {}, "{}", 0.0)
-    assert in_keys(text, Context(scope, run)) == phrase
+    assert with_keys(text, Context(scope, run)) == words
     rebound = Context(scope, run, keys={"rerun": ("R",), "clear_gpu": ("C",), "queue_toggle": ("P",)})
-    assert in_keys(text, rebound) == phrase.replace("r (", "R (")
+    assert with_keys(text, rebound) == words.replace("r (", "R (")
 
 
 def test_with_marked_runs_one_that_it_can_be_done_with_is_enough(home: Home) -> None:

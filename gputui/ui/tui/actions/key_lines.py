@@ -30,7 +30,7 @@ _FILTERS = ("filter", "find")
 _LAST = ("palette", "help", "leave", "cancel")
 """The end of the footer, at every width."""
 
-HeldKey = tuple[str, str]
+FooterKey = tuple[str, str]
 """Keys of a dialog or of a line being typed, by Textual's names with spaces between them, and what they do."""
 
 _ENDS = ("help", "leave", "cancel", "palette", *_FILTERS)
@@ -50,7 +50,7 @@ _GAP: Span = ("   ", "text")
 # --- the footer
 
 
-def key_spans(keys: Sequence[HeldKey], *, is_ascii: bool) -> Line:
+def key_spans(keys: Sequence[FooterKey], *, is_ascii: bool) -> Line:
     """``y yes  ↵ n no``."""
     spans: Line = []
     for names, label in keys:
@@ -79,7 +79,7 @@ def _parts(context: Context, width: int) -> list[tuple[str, list[Span]]]:
     """The actions that fit: those of the page, those that lead to others, and those at every width."""
     room = width - 1 - line_width(_connection_spans(context))
     parts: list[tuple[str, list[Span]]] = []
-    for actions, density in _narrower_footers(_shown_actions(context)):
+    for actions, density in _narrower_footers(_footer_actions(context)):
         parts = _footer_parts(actions, context, density)
         if sum(line_width(spans) for _, spans in parts) <= room:
             break
@@ -118,10 +118,10 @@ def _footer_parts(actions: Sequence[Action], context: Context, density: Density)
     return parts
 
 
-def _shown_actions(context: Context) -> list[Action]:
+def _footer_actions(context: Context) -> list[Action]:
     """The page's actions in the footer's order, but those that this view always refuses."""
 
-    def place(action: Action) -> tuple[int, int]:
+    def rank(action: Action) -> tuple[int, int]:
         if action.name in _LAST:
             return _group(action), _LAST.index(action.name)
         return _group(action), -1
@@ -139,7 +139,7 @@ def _shown_actions(context: Context) -> list[Action]:
             actions.append(replace(action, label="search"))
         else:
             actions.append(action)
-    return sorted(actions, key=place)
+    return sorted(actions, key=rank)
 
 
 def _group(action: Action) -> int:
@@ -187,9 +187,14 @@ _SHELL_COMMANDS = (
 """Commands that the agent's sentences name, the action that does the same here, and the choice in its menu."""
 
 
-def in_keys(text: str, context: Context, where: str = "") -> str:
-    """The agent's sentence with the keys of a page in place of commands for a shell; ``where`` follows each. A command
-    for another run than that of the page stays."""
+def with_keys(text: str, context: Context, where: str = "") -> str:
+    """The agent's sentence with keys in place of shell commands: ``gputui restart vit-1`` becomes ``r (restart)``.
+    A command for another run than that of the page stays.
+
+    Args:
+        context: the page with the keys.
+        where: what follows each key, such as ``on the overview``.
+    """
     actions = {action.name: action for action in actions_in(context.scope) if action.keys_in(context)}
     run_id = r"\S+-\d+" if context.run is None else re.escape(context.run.run_id)
     # An option behind the subject would be more than the key does.
@@ -207,7 +212,9 @@ def in_keys(text: str, context: Context, where: str = "") -> str:
 def help_lines(context: Context, width: int, signs: Sequence[Sign] = ()) -> list[Line]:
     """The keys of a page under their headings, dim where not possible now, and below them its signs; in two columns
     of similar height where there is room."""
-    column = width if width < TWO_COLUMNS else (width - cell_width(_GAP[0])) // 2
+    column = width
+    if width >= TWO_COLUMNS:
+        column = (width - cell_width(_GAP[0])) // 2
     keys_width = min(15, max(10, column // 4))
     lines = _in_columns(_key_blocks(context, column, keys_width), column, width)
     if not signs:
