@@ -29,8 +29,15 @@ HEADROOM = 1.1
 
 
 class RunEnd(Struct, frozen=True):
-    """The end of a trial's run: its state and reason, the kind of its last incident (None without
-    one), whether it made a step, and whether it can resume from checkpoints."""
+    """The end of a trial's run.
+
+    Attributes:
+        state: the run's state.
+        reason: why it ended, in words.
+        incident: the kind of its last incident; None without one.
+        has_stepped: it made a step.
+        has_checkpoints: it can resume from checkpoints.
+    """
 
     state: RunState
     reason: str | None = None
@@ -47,8 +54,15 @@ class RunEnd(Struct, frozen=True):
 
 
 class Ruling(Struct, frozen=True):
-    """The ruling about a trial whose run is over: a verdict with its reason and values, or with
-    ``again`` the command that starts its run again."""
+    """The ruling about a trial whose run is over.
+
+    Attributes:
+        state: the verdict.
+        reason: why, in words; None for a complete trial.
+        values: a value per objective; empty without usable ones.
+        constraints: the violation of each constraint, at most 0 where it is kept.
+        again: the command that starts the run again; None if the trial is over.
+    """
 
     state: TrialState
     reason: str | None = None
@@ -60,8 +74,15 @@ class Ruling(Struct, frozen=True):
 def ruling(
     trial: TrialRecord, end: RunEnd, values: Sequence[float | None], constraints: tuple[float, ...], spec: StudySpec
 ) -> Ruling:
-    """The verdict on a trial. ``values`` has one value per objective, None if no line reports its
-    metric."""
+    """The verdict on a trial whose run has ended.
+
+    Args:
+        trial: the trial.
+        end: the end of its run.
+        values: a value per objective; None if no line reports its metric.
+        constraints: the violation of each constraint, as `constraint_values` returns it.
+        spec: the study's specification.
+    """
     if end.state is RunState.SUCCEEDED:
         return _success_ruling(values, constraints, spec)
     if trial.state is TrialState.PRUNING:
@@ -134,16 +155,26 @@ def _excess(value: float | None, limit: float) -> float:
 
 
 class Usage(Struct, frozen=True):
-    """The resources that a study has used. ``wall_seconds`` is how long it has run."""
+    """The resources that a study has used.
+
+    Attributes:
+        gpu_hours: the GPU-hours of its trials.
+        wall_seconds: how long it has run, without its pauses.
+    """
 
     gpu_hours: float = 0.0
     wall_seconds: float = 0.0
 
 
 class Next(Struct, frozen=True):
-    """The next step of a study. ``launch``: launch one more trial; ``stop_trials``: stop all active
-    trials for this reason; ``rerun``: run the points of these trials again, to the end; ``over``:
-    the study is over for this reason."""
+    """The next step of a study.
+
+    Attributes:
+        launch: launch one more trial.
+        stop_trials: stop all active trials for this reason.
+        rerun: the trials whose points run again, to the end.
+        over: the study is over for this reason.
+    """
 
     launch: bool = False
     stop_trials: str | None = None
@@ -181,14 +212,19 @@ def next_move(
     trials: Sequence[TrialRecord],
     usage: Usage,
     room: int,
-    *,
-    exhausted: bool,
     reached: Mapping[int, float] | None = None,
     since: float = 0.0,
 ) -> Next:
-    """The next step of a running study. ``room`` is how many trials fit at a time; ``exhausted``:
-    the sampler has no other point; ``reached`` is each trial's value at its last rung; ``since`` is
-    when the study was begun, resumed or extended last (UTC unix seconds)."""
+    """Decide the next step of a running study.
+
+    Args:
+        spec: the study's specification.
+        trials: all its trials.
+        usage: the resources that it has used.
+        room: the number of trials that fit at a time.
+        reached: the value of each trial at its last rung.
+        since: when the study was begun, resumed or extended last, in UTC unix seconds.
+    """
     sampled = [trial for trial in trials if trial.origin not in ("warm", "rerun", OUTSIDE)]
     active = living(trials)
     spent = spent_words(spec.budget, usage)
@@ -203,13 +239,14 @@ def next_move(
     else:
         limit = spec.pbt.members
     is_full = limit is not None and begun >= limit
+    is_exhausted = spec.is_grid and grid_point(spec, trials) is None
     is_stale = spec.stop_after is not None and fruitless(trials, spec.objectives, since) >= spec.stop_after
-    if (is_full or exhausted or is_stale) and not waiting:
+    if (is_full or is_exhausted or is_stale) and not waiting:
         if not active and (again := reruns(spec, trials, reached or {})):
             return Next(rerun=again)
         if is_full:
             done = f"its {count(begun)} trials have ended"
-        elif exhausted:
+        elif is_exhausted:
             done = "every point of its grid is done"
         else:
             done = f"{count(spec.stop_after)} trials in a row brought nothing better"
@@ -253,11 +290,17 @@ def spent_words(budget: Budget, usage: Usage) -> str | None:
 def room_for(spec: StudySpec, gpus: int, others: int, cores: int, ranks: int, share: int = 1) -> int:
     """The number of trials that may run at the same time.
 
-    Of ``gpus`` in service, ``others`` are leased to, or awaited by, runs outside this study, and
-    ``share`` trials fit on one. A trial without GPUs takes ``ranks`` of ``cores``. One trial may
-    always wait in the queue, where it holds back later runs of its priority: a trial that needs
-    many GPUs is not overtaken for ever by those that need few. GPUs and cores of this machine say
-    nothing about a target.
+    One trial may always wait in the queue, where it holds back later runs of its priority: a trial
+    that needs many GPUs is not overtaken for ever by those that need few. GPUs and cores of this
+    machine say nothing about a target.
+
+    Args:
+        spec: the study's specification.
+        gpus: the GPUs in service.
+        others: how many of them are leased to, or awaited by, runs outside this study.
+        cores: the cores that this process may use.
+        ranks: the cores that a trial without GPUs takes.
+        share: the number of trials that fit on one GPU.
     """
     if spec.target is not None or not spec.gpus_per_trial:
         return spec.parallel or max(1, cores // max(1, ranks))
@@ -274,9 +317,14 @@ def grid_point(spec: StudySpec, trials: Sequence[TrialRecord]) -> dict[str, Scal
 
 
 def trials_on_gpu(limit: int, total_bytes: int | None, foreign_bytes: int | None, peak_bytes: int | None) -> int:
-    """The number of trials that fit on a GPU, at most ``limit``: into ``total_bytes`` beside the
-    ``foreign_bytes`` of others, each with ``peak_bytes`` and some headroom. One if a value is
-    unknown or not even one fits."""
+    """The number of trials that fit on a GPU; 1 if a value is unknown or not even one fits.
+
+    Args:
+        limit: the most trials that may share a GPU.
+        total_bytes: the GPU's memory.
+        foreign_bytes: what processes outside the study use of it.
+        peak_bytes: the most that a trial uses; some headroom is added.
+    """
     if limit < 2 or total_bytes is None or foreign_bytes is None or not peak_bytes:
         return 1
     return max(1, min(limit, int((total_bytes - foreign_bytes) / (peak_bytes * HEADROOM))))

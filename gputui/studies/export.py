@@ -149,8 +149,13 @@ class LineageError(Exception):
 
 
 class _Part(NamedTuple):
-    """The newest part of a member's training among its attempts up to ``last_attempt``; it ended at
-    step ``end_step``."""
+    """The newest part of a member's training among some of its attempts.
+
+    Attributes:
+        number: the member's trial.
+        last_attempt: the last attempt that counts.
+        end_step: the step at which the part ended; None for the end of the training.
+    """
 
     number: int
     last_attempt: float = math.inf

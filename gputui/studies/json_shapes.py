@@ -54,7 +54,16 @@ def show_shape(
     waiting: Mapping[str, str],
 ) -> dict[str, Any]:
     """A study of ``gputui study show --json``: with its space, its Optuna storage, and a list of
-    trials with their values at rungs; ``waiting`` says what runs that wait in a queue wait for, by their ids."""
+    trials with their values at rungs.
+
+    Args:
+        connection: the open database.
+        study: the stored study.
+        now: UTC unix seconds.
+        at: the past time that is shown, in UTC unix seconds; None for now.
+        workspace: where the study's folder is.
+        waiting: what queued runs wait for, by run.
+    """
     spec = study_spec(study)
     trials = read_trials(connection, study.study_id, at)
     end_at = now if at is None else at

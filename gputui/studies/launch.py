@@ -34,8 +34,19 @@ SHOWN_POINTS = 10
 def resolve_study(
     spec: StudySpec, profile: Profile, situation: GpuSituation | None, usual_seconds: float | None
 ) -> tuple[StudySpec, RunSpec]:
-    """The study with the GPUs of a trial, and the specification of its runs. ``usual_seconds`` is
-    the usual duration of a run, None if unknown. Raises ResolveError if this machine cannot run it.
+    """Resolve a study for the machine that runs it.
+
+    Args:
+        spec: the study as its file has it.
+        profile: the profile of its runs.
+        situation: the GPUs of this machine; None if unknown.
+        usual_seconds: the usual duration of a run; None if unknown.
+
+    Returns:
+        The study with the GPUs of a trial, and the specification of its runs.
+
+    Raises:
+        ResolveError: if this machine cannot run it.
     """
     if spec.target is not None:
         situation = None

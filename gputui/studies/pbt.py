@@ -19,8 +19,14 @@ from gputui.studies.spec import Dimension, Objective, PbtSpec
 
 
 class PopulationMember(NamedTuple):
-    """A member. ``value`` is the objective at the milestone, NaN if it was not a number.
-    ``can_give``: it has a valid checkpoint; ``trains``: it is active and may continue from another.
+    """A member at a milestone.
+
+    Attributes:
+        number: the number of its trial.
+        params: the parameters that it trains with.
+        value: the objective at the milestone; NaN if it was not a number.
+        can_give: it has a valid checkpoint.
+        trains: it is active and may continue from another.
     """
 
     number: int
@@ -31,7 +37,13 @@ class PopulationMember(NamedTuple):
 
 
 class Exploit(NamedTuple):
-    """Member ``number`` continues from a checkpoint of ``donor`` with ``params``."""
+    """A member that is to continue from another.
+
+    Attributes:
+        number: the member.
+        donor: the member whose checkpoint it continues from.
+        params: the parameters that it gets.
+    """
 
     number: int
     donor: int
@@ -65,8 +77,18 @@ def exploits(
     objective: Objective,
     seed: int,
 ) -> list[Exploit]:
-    """The exploits at a milestone, determined by the seed. A member without a number is among the
-    worst and never a donor; a member without a valid checkpoint is replaced by the next best donor.
+    """Choose which members continue from which at a milestone, determined by the seed.
+
+    A member without a value is among the worst and never a donor; a member without a valid
+    checkpoint is replaced by the next best donor.
+
+    Args:
+        members: all members at the milestone.
+        milestone: its number, from 1.
+        spec: the rules of the population.
+        space: the tuned parameters.
+        objective: what makes a member good.
+        seed: the study's seed.
     """
     draw = random.Random(f"{seed}/{milestone}/exploit")  # noqa: S311 - a sampler, no secret
 

@@ -209,7 +209,12 @@ class Population:
 
 
 class Donation(Struct, frozen=True):
-    """The checkpoint that a member can give, or which ones it cannot, and why."""
+    """The checkpoint that a member can give.
+
+    Attributes:
+        checkpoint: the checkpoint; None if it can give none.
+        why: which ones it cannot give, and why; empty with a checkpoint.
+    """
 
     checkpoint: CheckpointRow | None = None
     why: str = ""

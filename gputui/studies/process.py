@@ -176,9 +176,10 @@ class StudyProcess:
         warm = [note.get("run") for note in notes if note["origin"] == "warm"]
         if len(warm) >= spec.warm_start or any(note["origin"] == "sampled" for note in notes):
             return
-        for run_id, params, values, ended_at in warm_trials(self.connection, spec, self.study_id):
-            if run_id not in warm:
-                self.journal.add(params, "warm", values=values, ended_at=max(ended_at, self.now()), run=run_id)
+        for trial in warm_trials(self.connection, spec, self.study_id):
+            if trial.run_id not in warm:
+                ended_at = max(trial.ended_at, self.now())
+                self.journal.add(trial.params, "warm", values=trial.values, ended_at=ended_at, run=trial.run_id)
 
     def _base_problem(self) -> str | None:
         """The reason why the specification of the runs cannot be read, and the remedy; None if it
@@ -337,7 +338,6 @@ class StudyProcess:
             study_gpu_hours(self.connection, self.study_id, self.now()),
             study_wall_seconds(self.connection, self.study_id, self.now()),
         )
-        exhausted = spec.is_grid and decide.grid_point(spec, trials) is None
         # A later rung of a trial overrides its earlier ones.
         reached: dict[int, float] = {}
         if spec.rerun and not living:
@@ -348,7 +348,7 @@ class StudyProcess:
         (since,) = self.connection.execute(
             "SELECT max(at) FROM study_moves WHERE study_id = ? AND to_state = 'running'", (self.study_id,)
         ).fetchone()
-        move = decide.next_move(spec, trials, usage, slots, exhausted=exhausted, reached=reached, since=since)
+        move = decide.next_move(spec, trials, usage, slots, reached, since)
         if move.stop_trials is not None:
             self._stop_trials(living, move.stop_trials, self._end)
         if move.over is not None:

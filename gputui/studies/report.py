@@ -55,10 +55,20 @@ _HALF_SIZE = (600, 360)
 
 
 class StudyFindings(Struct, frozen=True):
-    """The input of a report. ``rungs`` are by trial; ``now`` is UTC unix seconds;
-    ``running_seconds`` is how long the study ran, without its pauses. ``run_words`` are the words
-    of a command that name the profile and, where they differ from it, the GPUs of a trial; those of
-    a study without a profile are ``typed``."""
+    """The input of a report.
+
+    Attributes:
+        study: the stored study.
+        spec: its specification.
+        trials: all its trials.
+        rungs: the values at rungs by trial.
+        gpu_hours: the GPU-hours of its trials.
+        running_seconds: how long it ran, without its pauses.
+        now: the time of the findings, in UTC unix seconds.
+        run_words: the words of `gputui run` that name the profile and, where they differ from it,
+            the GPUs of a trial.
+        typed: the command that was typed for a study without a profile; empty with one.
+    """
 
     study: StudyRecord
     spec: StudySpec
@@ -72,7 +82,15 @@ class StudyFindings(Struct, frozen=True):
 
 
 class _Section(Struct, frozen=True):
-    """A heading with a table, commands with what they do, and drawings by their file's name."""
+    """A heading with a table, commands and drawings.
+
+    Attributes:
+        title: the heading.
+        heads: the heads of the table's columns; empty without a table.
+        rows: the cells of each row.
+        commands: pairs of what a command does and the command.
+        drawings: the drawings by the name of their file, without its suffix.
+    """
 
     title: str
     heads: Sequence[str] = ()

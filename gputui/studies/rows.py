@@ -54,7 +54,10 @@ def begin_study(
         "VALUES (?, (SELECT coalesce(max(sequence), 0) + 1 FROM studies), ?, ?, ?, ?, ?, ?)",
         (study_id, spec.name, spec.profile, StudyState.RUNNING, json.dumps(spec.to_json()), source, now),
     )
-    _move(connection, study_id, None, StudyState.RUNNING, f"started by {actor}", actor, now)
+    cause = f"started by {actor}"
+    states = {"from_state": None, "to_state": StudyState.RUNNING}
+    insert(connection, "study_moves", study_id=study_id, at=now, cause=cause, actor=actor, **states)
+    _add_move_event(connection, study_id, StudyState.RUNNING, cause=cause, actor=actor, now=now)
 
 
 def move_study(
@@ -67,20 +70,14 @@ def move_study(
         "UPDATE studies SET state = ?, reason = ?, ended_at = ? WHERE study_id = ?",
         (target, reason, ended_at, study.study_id),
     )
-    _move(connection, study.study_id, study.state, target, cause, actor, now)
+    states = {"from_state": study.state, "to_state": target}
+    insert(connection, "study_moves", study_id=study.study_id, at=now, cause=cause, actor=actor, **states)
+    _add_move_event(connection, study.study_id, target, cause=cause, actor=actor, now=now)
 
 
-def _move(
-    connection: sqlite3.Connection,
-    study_id: str,
-    origin: StudyState | None,
-    target: StudyState,
-    cause: str,
-    actor: str,
-    now: float,
+def _add_move_event(
+    connection: sqlite3.Connection, study_id: str, target: StudyState, *, cause: str, actor: str, now: float
 ) -> None:
-    states = {"from_state": origin, "to_state": target}
-    insert(connection, "study_moves", study_id=study_id, at=now, cause=cause, actor=actor, **states)
     severities: dict[StudyState, Severity] = {StudyState.FAILED: "error", StudyState.PAUSED: "warning"}
     text = f"study {cause}"
     # A person's cause is a verb with its subject, as paused by ada; one of the process is a reason.

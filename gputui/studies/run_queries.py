@@ -8,6 +8,7 @@ import os
 import sqlite3
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from gputui.runs.spec import RunSpec, Scalar
 from gputui.store.gpu_use import peak_bytes, study_peaks
@@ -94,13 +95,26 @@ def trial_slots(connection: sqlite3.Connection, spec: StudySpec, study_id: str, 
     return decide.room_for(spec, gpus, leased + queued, len(os.sched_getaffinity(0)), base.nproc, share)
 
 
-def warm_trials(
-    connection: sqlite3.Connection, spec: StudySpec, study_id: str
-) -> list[tuple[str, dict[str, Scalar], list[float], float]]:
-    """(run, tuned values, a value per objective, end time) of the newest ``warm_start`` runs of the
-    profile outside this study that succeeded inside the space with the study's fixed values, oldest first.
-    Raises sqlite3.Error."""
-    trials: list[tuple[str, dict[str, Scalar], list[float], float]] = []
+class WarmTrial(NamedTuple):
+    """An earlier run as a trial that the sampler learns from.
+
+    Attributes:
+        run_id: the run.
+        params: its tuned values.
+        values: a value per objective.
+        ended_at: when it ended, in UTC unix seconds.
+    """
+
+    run_id: str
+    params: dict[str, Scalar]
+    values: list[float]
+    ended_at: float
+
+
+def warm_trials(connection: sqlite3.Connection, spec: StudySpec, study_id: str) -> list[WarmTrial]:
+    """Read the newest ``warm_start`` runs of the profile outside this study that succeeded inside
+    the space with the study's fixed values, oldest first. Raises sqlite3.Error."""
+    trials: list[WarmTrial] = []
     rows = connection.execute(
         "SELECT run_id, params, ended_at FROM runs WHERE profile = ? AND state = 'succeeded' AND study_id IS NOT ? "
         "ORDER BY sequence DESC",
@@ -124,9 +138,8 @@ def warm_trials(
         values = objective_values(curves, spec)
         finite = [value for value in values if value is not None and math.isfinite(value)]
         if len(finite) == len(values):
-            trials.append(
-                (run_id, {dimension.name: params[dimension.name] for dimension in applying}, finite, ended_at)
-            )
+            tuned = {dimension.name: params[dimension.name] for dimension in applying}
+            trials.append(WarmTrial(run_id, tuned, finite, ended_at))
     return trials[::-1]
 
 

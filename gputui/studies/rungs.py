@@ -13,8 +13,14 @@ from gputui.studies.spec import Objective, PrunerSpec
 
 
 class ObjectivePoint(Struct, frozen=True):
-    """A value of an objective's metric. ``position`` is in units of the rungs; ``value`` may be NaN
-    or infinite."""
+    """A value of an objective's metric.
+
+    Attributes:
+        position: where it was reported, in the unit of the rungs.
+        step: the step that reported it.
+        value: the value, which may be NaN or infinite.
+        attempt: the attempt of the run that reported it.
+    """
 
     position: float
     step: int
@@ -53,8 +59,14 @@ def objective_value(points: Sequence[ObjectivePoint], objective: Objective) -> f
 
 
 class PassedRung(NamedTuple):
-    """The value of a trial at a rung, by the line that passed it. ``value`` is None if it is not a
-    number."""
+    """The value of a trial at a rung, by the line that passed it.
+
+    Attributes:
+        rung: the rung, from 1.
+        step: the step of the line.
+        value: the value; None if it is not a number.
+        attempt: the attempt of the run that reported it.
+    """
 
     rung: int
     step: int

@@ -107,7 +107,15 @@ def _objectives(form: object) -> object:
 
 @dataclass(frozen=True)
 class Dimension(Section):
-    """A tuned parameter: from ``low`` to ``high`` (inclusive), or one of ``choices``."""
+    """A tuned parameter: from ``low`` to ``high`` (inclusive), or one of ``choices``.
+
+    Attributes:
+        low: the smallest value; None for a choice.
+        high: the largest value; None for a choice.
+        step: the distance of values; None where every value of the range is one.
+        choices: the values of a choice; empty for a range.
+        when: earlier parameters with values; without one of each this parameter is left out.
+    """
 
     name: str = key("the parameter", name=NAME_KEY)
     kind: DimensionKind = key("float and int have a range, choice has a list", name="type")
@@ -131,7 +139,7 @@ class Dimension(Section):
             return "choice needs values"
         if (self.low, self.high, self.step) != (None, None, None) or self.log:
             return "choice has values, and no range"
-        is_twice = any(_is_among(value, self.choices[:place]) for place, value in enumerate(self.choices))
+        is_twice = any(_is_among(value, self.choices[:index]) for index, value in enumerate(self.choices))
         if is_twice:
             return "a value is given twice"
         return None
@@ -192,8 +200,8 @@ class Dimension(Section):
         # Rounding must not exclude the upper end.
         count = min(math.floor((high - low) / step + 1e-9), MAX_POINTS) + 1
         if self.kind == "int":
-            return tuple(int(low + step * place) for place in range(count))
-        return tuple(self.rounded(low + step * place, 12) for place in range(count))
+            return tuple(int(low + step * index) for index in range(count))
+        return tuple(self.rounded(low + step * index, 12) for index in range(count))
 
 
 def _is_among(value: Scalar, values: tuple[Scalar, ...]) -> bool:
@@ -240,7 +248,13 @@ class SamplerSpec(Section):
 @dataclass(frozen=True)
 class PrunerSpec(Section):
     """The rule that cuts trials short. By default Hyperband's smallest share of a full run is
-    1/27."""
+    1/27.
+
+    Attributes:
+        length: the length of a full run in units of ``by``; None only without a pruner.
+        rungs: the comparisons in a full run.
+        percentile: the percentage of trials that continue.
+    """
 
     kind: PrunerKind = key("method; `patient` compares a trial with itself")
     by: Text = key("unit of length: step, or a metric such as epoch", "step", min_length=1, max_length=4096)
@@ -259,7 +273,12 @@ class PrunerSpec(Section):
 
 @dataclass(frozen=True)
 class Constraints(Section):
-    """The limits of a feasible point."""
+    """The limits of a feasible point.
+
+    Attributes:
+        memory_bytes: the most GPU memory of a rank; None for no limit.
+        step_seconds: the longest step; None for no limit.
+    """
 
     memory_bytes: Size | None = key("most GPU memory of a rank: 20GiB (metric gpu_mem_peak)", None, name="memory")
     step_seconds: Positive | None = key("most seconds of a step (metric step_time)", None, name="step_time")
@@ -280,7 +299,13 @@ class Budget(Section):
 
 @dataclass(frozen=True)
 class PbtSpec(Section):
-    """Population-based training: bad members continue from good ones with other parameters."""
+    """Population-based training: bad members continue from good ones with other parameters.
+
+    Attributes:
+        quantile: the share of members that continue from better ones, 0 to 0.5.
+        resample: the probability that a parameter is drawn anew, 0 to 1.
+        length: the steps of a full run; None if unknown.
+    """
 
     members: int = key("trials of the population", ge=2, le=256)
     every: int = key("steps between comparisons", ge=1, le=100_000)
@@ -332,7 +357,21 @@ _TARGET = Reads(lambda form: form, lambda _: A_NAME)
 @dataclass(frozen=True)
 class StudySpec(Section):
     """Many runs of one profile to find good parameters. `gputui.studies.study_file` puts what the
-    profile says in place of names of parameters, and the target in place of its name."""
+    profile says in place of names of parameters, and the target in place of its name.
+
+    Attributes:
+        space: the tuned parameters, each after those that it depends on.
+        objectives: what makes a trial good; with several, no trial is the best one.
+        gpus_per_trial: the GPUs of a trial; 0 for none, or while the profile decides.
+        trials_per_gpu: the most trials with one GPU that share it.
+        parallel: the most trials at a time; None for as many as fit.
+        stop_after: the number of trials in a row without a better value that ends the study; None
+            for no such end.
+        warm_start: the number of earlier runs that the sampler learns from.
+        rerun: the number of best trials of which pruned ones run again to the end.
+        pbt: population-based training instead of a sampler and a pruner; None without it.
+        target: the settings of the target where the trials run; None for this machine.
+    """
 
     name: str = key("the file's if left out", pattern=NAME_PATTERN)
     profile: Text = key("name, or path from this file's folder", min_length=1)
@@ -359,6 +398,7 @@ class StudySpec(Section):
 
     @property
     def tuned(self) -> tuple[str, ...]:
+        """The names of the tuned parameters."""
         return tuple(dimension.name for dimension in self.space)
 
     @property

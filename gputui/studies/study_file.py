@@ -49,7 +49,14 @@ class StudyFileNotFoundError(ExplainedError, LookupError):
 
 
 class StudyFile(Struct, frozen=True):
-    """A valid study with its profile. ``source`` is the file's text."""
+    """A valid study with its profile.
+
+    Attributes:
+        path: the file.
+        source: its text.
+        spec: the study's specification.
+        profile: the profile of its runs.
+    """
 
     path: Path
     source: str
@@ -64,6 +71,9 @@ def json_schema() -> dict[str, Any]:
     del dimension["properties"][NAME_KEY]
     dimension["required"].remove(NAME_KEY)
     schema["required"].remove("name")
+    # The keys have descriptions of their own.
+    for section in (schema, *schema["$defs"].values()):
+        section["description"] = section["description"].partition("\n\n")[0]
     for name in _MAY_BE_EMPTY:
         schema["properties"][name] = {"anyOf": [schema["properties"][name], {"type": "null"}]}
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "gputui study"}
@@ -399,9 +409,20 @@ def _check_condition(dimension: Dimension, earlier: Sequence[Dimension]) -> Iter
 def grid_source(
     profile: Profile, values: Mapping[str, Sequence[str]], fixed: Mapping[str, str], settings: Mapping[str, Any]
 ) -> str:
-    """The text of a study's file: a grid over typed values of a profile's parameters, with one value
-    of each that is ``fixed``. ``settings`` are other keys; those that are None are left out. Raises
-    ParameterError with every value that a parameter cannot have."""
+    """Write a study's file: a grid over typed values of a profile's parameters.
+
+    Args:
+        profile: the profile of the runs.
+        values: the typed values of each tuned parameter.
+        fixed: the typed value of parameters that every trial shares.
+        settings: other keys of the file; those that are None are left out.
+
+    Returns:
+        The file's text.
+
+    Raises:
+        ParameterError: with every value that a parameter cannot have.
+    """
     space: dict[str, list[Scalar]] = {}
     params: dict[str, Scalar] = {}
     problems: list[str] = []

@@ -141,30 +141,31 @@ DONE, LIVE = trial(0, TrialState.COMPLETE), trial(1, TrialState.RUNNING)
 
 
 @table(
-    ("budget", "trials", "usage", "room", "exhausted", "expected"),
+    ("budget", "trials", "usage", "room", "expected"),
     [
-        (Budget(4), [], Usage(), 2, False, Next(launch=True)),
-        (Budget(4), [LIVE], Usage(), 1, False, Next()),
-        (Budget(4), [LIVE], Usage(), 2, False, Next(launch=True)),
-        (Budget(4), [trial(0, TrialState.LAUNCHING)], Usage(), 2, False, Next()),
-        (Budget(2), [DONE, LIVE], Usage(), 4, False, Next()),
-        (Budget(), [DONE, LIVE], Usage(), 4, True, Next()),
-        (Budget(), [DONE], Usage(), 0, False, Next()),
+        (Budget(4), [], Usage(), 2, Next(launch=True)),
+        (Budget(4), [LIVE], Usage(), 1, Next()),
+        (Budget(4), [LIVE], Usage(), 2, Next(launch=True)),
+        (Budget(4), [trial(0, TrialState.LAUNCHING)], Usage(), 2, Next()),
+        (Budget(2), [DONE, LIVE], Usage(), 4, Next()),
+        (Budget(), [DONE], Usage(), 0, Next()),
     ],
 )
 def test_a_study_begins_trials_while_there_is_room(
-    budget: Budget, trials: list[TrialRecord], usage: Usage, room: int, exhausted: bool, expected: Next
+    budget: Budget, trials: list[TrialRecord], usage: Usage, room: int, expected: Next
 ) -> None:
-    assert next_move(study(budget=budget), trials, usage, room, exhausted=exhausted) == expected
+    assert next_move(study(budget=budget), trials, usage, room) == expected
 
 
 def test_a_study_ends_with_its_trials_its_points_or_its_budget() -> None:
-    for budget, exhausted in ((Budget(1), False), (Budget(9), True)):
-        assert next_move(study(budget=budget), [DONE], Usage(), 4, exhausted=exhausted).over is not None
+    grid = study(budget=Budget(9), space=(Dimension("lr", "choice", choices=(0.1,)),), sampler=SamplerSpec("grid"))
+    for spec in (study(budget=Budget(1)), grid):
+        assert next_move(spec, [DONE], Usage(), 4).over is not None
+    assert next_move(grid, [DONE, LIVE], Usage(), 4) == Next()
     for budget, usage in ((Budget(gpu_hours=2.0), Usage(gpu_hours=2.0)), (Budget(wall_seconds=9.0), Usage(0.0, 9.0))):
-        spent = next_move(study(budget=budget), [DONE, LIVE], usage, 4, exhausted=False)
+        spent = next_move(study(budget=budget), [DONE, LIVE], usage, 4)
         assert spent.stop_trials is not None and spent.over is None and not spent.launch
-        assert next_move(study(budget=budget), [DONE], usage, 4, exhausted=False).over is not None
+        assert next_move(study(budget=budget), [DONE], usage, 4).over is not None
 
 
 @table("values, since, expected", [
@@ -180,7 +181,7 @@ def test_trials_that_bring_nothing_better_are_counted_in_a_row(
     ]  # fmt: skip
     stopped = trial(len(ended), TrialState.STOPPED, ended_at=9.0)
     assert fruitless([*ended, stopped], [LOSS], since) == expected
-    move = next_move(study(stop_after=2), [*ended, stopped], Usage(), 1, exhausted=False, since=since)
+    move = next_move(study(stop_after=2), [*ended, stopped], Usage(), 1, since=since)
     assert (move.over is not None) is (expected == 2)
 
 
@@ -193,16 +194,16 @@ def test_a_front_that_grows_is_something_better() -> None:
 
 def test_trials_of_other_processes_take_nothing_from_the_budget() -> None:
     outside = trial(0, TrialState.RUNNING, origin="outside", run_id=None)
-    assert next_move(study(budget=Budget(1)), [outside], Usage(), 1, exhausted=False) == Next(launch=True)
-    done = next_move(study(budget=Budget(1)), [outside, trial(1, TrialState.COMPLETE)], Usage(), 1, exhausted=False)
+    assert next_move(study(budget=Budget(1)), [outside], Usage(), 1) == Next(launch=True)
+    done = next_move(study(budget=Budget(1)), [outside, trial(1, TrialState.COMPLETE)], Usage(), 1)
     assert done.over is not None
 
 
 def test_a_point_by_hand_is_run_beyond_the_budget_and_earlier_runs_do_not_count() -> None:
     asked = trial(1, TrialState.ENQUEUED, origin="enqueued", run_id=None)
-    assert next_move(study(budget=Budget(1)), [DONE, asked], Usage(), 1, exhausted=False) == Next(launch=True)
+    assert next_move(study(budget=Budget(1)), [DONE, asked], Usage(), 1) == Next(launch=True)
     warm = trial(0, TrialState.COMPLETE, origin="warm")
-    assert next_move(study(budget=Budget(1)), [warm], Usage(), 1, exhausted=False).launch
+    assert next_move(study(budget=Budget(1)), [warm], Usage(), 1).launch
 
 
 def test_a_study_gives_way_to_other_runs() -> None:
