@@ -196,9 +196,9 @@ def test_a_refused_stop_names_the_state_in_good_english(state: RunState, phrase:
 ])  # fmt: skip
 def test_a_refusal_names_the_key_where_there_is_one(text: str, scope: Scope, phrase: str) -> None:
     run = Run("a-1", 1, "a", "a", RunState.FAILED, 1, {}, "{}", 0.0)
-    assert with_keys(text, Context(scope, run)) == words
+    assert with_keys(text, Context(scope, run)) == phrase
     rebound = Context(scope, run, keys={"rerun": ("R",), "clear_gpu": ("C",), "queue_toggle": ("P",)})
-    assert with_keys(text, rebound) == words.replace("r (", "R (")
+    assert with_keys(text, rebound) == phrase.replace("r (", "R (")
 
 
 def test_with_marked_runs_one_that_it_can_be_done_with_is_enough(home: Home) -> None:

@@ -10,7 +10,8 @@ from msgspec.structs import replace
 
 from gputui.core.text import clean
 from gputui.core.units import UNKNOWN, celsius, count, count_of, duration, gibibytes, percent, rate, watts
-from gputui.metrics.draw.parts import Curve, Line, Span, XAxis, YAxis
+from gputui.metrics.draw.chart import Gutters, draw_chart
+from gputui.metrics.draw.parts import Chart, Curve, Line, Span, XAxis, YAxis
 from gputui.metrics.progress import RankRow
 from gputui.store.attempts import JOULES_PER_KWH
 from gputui.store.hardware import GpuView
@@ -511,14 +512,13 @@ def chart_lines(gpu: GpuView, page: GpuPage, width: int, height: int, *, across:
     full = to_percent(history.memory_used_bytes, gpu.memory_total_bytes)
     percents = YAxis(low=0.0, high=100.0)
     from_zero = YAxis(low=0.0, high=limit and limit / unit_watts)
+    x_axis = XAxis(time_unit, -page.span_seconds / unit_seconds, 0.0)
     drawn = [
-        chart(
-            curves,
-            width=(width - across + 1) // across,
-            height=max(CHART_LEAST, height // down),
-            x_axis=XAxis(time_unit, -page.span_seconds / unit_seconds, 0.0),
-            y_axis=y_axis,
-            least_gutter=4,
+        draw_chart(
+            Chart(curves, x_axis=x_axis, y_axis=y_axis),
+            (width - across + 1) // across,
+            max(CHART_LEAST, height // down),
+            gutters=Gutters(labels=4),
         )
         for curves, y_axis in (
             ([curve(history.utilization_percent, "bar", "utilisation %")], percents),

@@ -13,8 +13,9 @@ from msgspec.structs import replace
 
 from gputui.core.text import clean
 from gputui.core.units import UNKNOWN, aligned, count, count_of, duration, gpu_hours, metric_value, parameter, percent
+from gputui.metrics.draw.chart import Gutters, draw_chart
 from gputui.metrics.draw.glyphs import sparkline
-from gputui.metrics.draw.parts import Line, Span
+from gputui.metrics.draw.parts import Chart, Line, Span
 from gputui.store.metrics.roles import LOSS
 from gputui.store.studies import StudyState, TrialRecord, TrialState
 from gputui.studies import pictures
@@ -427,16 +428,16 @@ def _pictures(page: StudyPage, view: View, cursor: TrialRecord | None) -> Iterat
         if cursor is not None:
             at = pictures.ended_places(trials).get(cursor.number)
         for objective, valued in by_objective(trials, objectives):
-            drawing = pictures.values_by_trial(valued, rungs, objective, DOT_HEIGHT)
-            yield drawing, at, "no trial has a value yet"
+            chart = pictures.values_by_trial(valued, rungs, objective, DOT_HEIGHT)
+            yield chart, at, "no trial has a value yet"
     else:
         for objective, valued in by_objective(trials, objectives):
             shares = {importance.name: importance.share for importance in page.study.importances_for(objective.metric)}
             for dimension in sorted(page.spec.space, key=lambda dimension: -shares.get(dimension.name, 0.0)):
                 if cursor is not None:
                     at = pictures.axis_position(dimension, cursor)
-                drawing = pictures.over_parameter(valued, rungs, dimension, objective, DOT_HEIGHT)
-                yield drawing, at, "no complete trial yet"
+                chart = pictures.over_parameter(valued, rungs, dimension, objective, DOT_HEIGHT)
+                yield chart, at, "no complete trial yet"
 
 
 def _importance(page: StudyPage, width: int) -> list[Line]:
@@ -456,8 +457,8 @@ def _importance(page: StudyPage, width: int) -> list[Line]:
     return lines
 
 
-def _with_end_names(drawing: Chart) -> Chart:
-    """The drawing with the names of its best curves at their ends."""
+def _with_end_names(chart: Chart) -> Chart:
+    """The chart with the names of its best curves at their ends."""
     shapes = iter(SHAPES)
     curves = []
     for curve in chart.curves:
@@ -469,18 +470,9 @@ def _with_end_names(drawing: Chart) -> Chart:
     return replace(chart, curves=curves)
 
 
-def _chart_lines(drawing: Chart, cursor: float | None, empty: str, width: int, height: int) -> list[Line]:
+def _chart_lines(chart: Chart, cursor: float | None, empty: str, width: int, height: int) -> list[Line]:
     """A `Picture` as lines."""
-    has_ends = any(curve.end for curve in drawing.curves)
-    return chart(
-        drawing.curves,
-        width=width,
-        height=height,
-        title=f" {drawing.title}",
-        x_axis=drawing.x_axis,
-        y_axis=drawing.y_axis,
-        cursor=cursor,
-        least_gutter=_GUTTER,
-        end_gutter=_COURSE_END * has_ends,
-        empty_text=empty,
-    )
+    has_ends = any(curve.end for curve in chart.curves)
+    gutters = Gutters(_GUTTER, _COURSE_END * has_ends)
+    titled = replace(chart, title=f" {chart.title}")
+    return draw_chart(titled, width, height, cursor=cursor, gutters=gutters, empty_text=empty)

@@ -72,7 +72,7 @@ def test_an_alert_tells_the_value_of_the_frame(
     home.alert(rule, raised[rule], subject="GPU 2", subject_id=uuid(2), value=value, threshold=limit)
     snapshot = StillFeed(home.workspace).read()
     [alert] = snapshot.alerts
-    assert alert_words(alert, snapshot) == words
+    assert alert_words(alert, snapshot) == phrase
     strip = alert_strip(snapshot, 120)
     assert strip is not None
     since = ", since 03:00:44" if rule == "gpu_throttled" or now.get("temperature", 0) is None else ""
