@@ -30,9 +30,11 @@ TURN_SECONDS = 0.016
 
 
 @dataclass(slots=True)
-class Turn:
-    """The time that all parts of a turn share for their work per run. Each part serves at least
-    one run in every turn, so none starves. ``clock`` returns monotonic seconds."""
+class TurnBudget:
+    """The time of one turn of the loop that all its parts share for their work per run.
+
+    Each part serves at least one run in every turn, so none starves. ``clock`` returns monotonic seconds.
+    """
 
     clock: Callable[[], float]
     _ends_at: float = math.inf
@@ -63,6 +65,7 @@ class AgentContext(Struct, frozen=True):
         now: UTC unix seconds.
         monotonic: seconds, for durations.
         wake: starts the next turn of the loop; callable from any thread.
+        turn: the time that is left of this turn.
         recorder: the current state of GPUs and host.
         janitor: tidies the store beside the loop.
     """
@@ -72,7 +75,7 @@ class AgentContext(Struct, frozen=True):
     now: Callable[[], float]
     monotonic: Callable[[], float]
     wake: Callable[[], None]
-    turn: Turn
+    turn: TurnBudget
     jobs: Jobs
     recorder: Recorder
     janitor: Janitor
@@ -89,23 +92,17 @@ class AgentContext(Struct, frozen=True):
         *,
         severity: Severity = "info",
         key: str | None = None,
-        subject: str | None = None,
-        at: float | None = None,
     ) -> None:
-        """Add an event, now or at another time (UTC unix seconds). Raises sqlite3.Error."""
-        if at is None:
-            at = self.now()
-        add_event(
-            self.connection,
-            kind,
-            text,
-            now=at,
-            key=key,
-            severity=severity,
-            subject=subject,
-            run_id=run_id,
-            attempt=attempt,
-        )
+        """Add an event of a run or of the agent itself, now. Raises sqlite3.Error."""
+        now = self.now()
+        add_event(self.connection, kind, text, now=now, key=key, severity=severity, run_id=run_id, attempt=attempt)
+
+    def note_about(
+        self, subject: str, kind: EventKind, text: str, *, severity: Severity = "warning", key: str | None = None
+    ) -> None:
+        """Add an event about something else than a run, now; ``subject`` names it for people. Raises
+        sqlite3.Error."""
+        add_event(self.connection, kind, text, now=self.now(), key=key, severity=severity, subject=subject)
 
     @classmethod
     def of(
@@ -118,7 +115,7 @@ class AgentContext(Struct, frozen=True):
         monotonic: Callable[[], float] = time.monotonic,
         interval_seconds: float = 1.0,
     ) -> AgentContext:
-        """The context of the agent that serves ``workspace``."""
+        """The context of the agent that serves ``workspace``; ``interval_seconds`` is that of samples."""
         bound_log(connection)
         jobs = Jobs(wake, monotonic)
         recorder = Recorder(connection, workspace.runs, now)
@@ -135,7 +132,7 @@ class AgentContext(Struct, frozen=True):
             now=now,
             monotonic=monotonic,
             wake=wake,
-            turn=Turn(monotonic),
+            turn=TurnBudget(monotonic),
             jobs=jobs,
             recorder=recorder,
             janitor=Janitor(workspace, recorder, interval_seconds, now),

@@ -18,6 +18,7 @@ from typing import Literal
 from msgspec import Struct
 
 from gputui.agent.agent_lock import AgentLock
+from gputui.agent.children import Sinks, Studies
 from gputui.agent.commands import dispatch
 from gputui.agent.context import AgentContext
 from gputui.agent.doorbell import Doorbell
@@ -31,8 +32,6 @@ from gputui.agent.maintenance import Maintenance, note_predecessor
 from gputui.agent.notify.news import News
 from gputui.agent.notify.outbox import Outbox
 from gputui.agent.recording.output import FileOutput
-from gputui.agent.sinks import Sinks
-from gputui.agent.studies import Studies
 from gputui.core.config import Workspace
 from gputui.machine.gpu_model import FastTick, Inventory
 from gputui.machine.sampler_client import SamplerClient, SamplerCommand
@@ -61,8 +60,12 @@ RESTING_SECONDS = 0.05
 class AgentOptions(Struct, frozen=True):
     """Options of an agent.
 
-    ``recording``: run without clients or runs. ``duration_seconds``: end after that time. ``linger_seconds``:
-    stay that long without clients. ``output``: second destination of samples.
+    Attributes:
+        recording: run without clients or runs.
+        interval_seconds: that of samples.
+        duration_seconds: end after that time.
+        linger_seconds: stay that long without clients.
+        output: a second destination of samples.
     """
 
     recording: bool = False
@@ -94,7 +97,10 @@ class Agent:
         self.stopping = False
         self.replaced = False
         connection = self._open_store()
-        self._own = {workspace.database: workspace.database.stat(), workspace.agent_lock: os.fstat(lock.descriptor)}
+        self._own_files = {
+            workspace.database: workspace.database.stat(),
+            workspace.agent_lock: os.fstat(lock.descriptor),
+        }
         self.selector = selectors.DefaultSelector()
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         interval = options.interval_seconds
@@ -129,8 +135,8 @@ class Agent:
         # Ended runs that were read back from their folders, without their metrics.
         self._unread_runs: list[str] = []
         self._unwritable: str | None = None
-        self._shown_turn = 0.0
-        self._shown_health: tuple[str, int] | None = None
+        self._stored_longest_turn = 0.0
+        self._stored_health: tuple[str, int] | None = None
 
     def run(self) -> None:
         """Run until a signal arrives, the duration is over, or no client needs the agent."""
@@ -340,25 +346,25 @@ class Agent:
             problem = inventory.problem
         silent = None if health.state == "ok" else health.for_seconds
         health_row = (health.state, int(silent or 0))
-        if health_row != self._shown_health:
+        if health_row != self._stored_health:
             self.context.connection.execute(
                 "UPDATE agent SET sampler_state = ?, sampler_silent_seconds = ?, heartbeat_at = ?, gpu_problem = ?",
                 (health.state, silent, self.context.now(), problem),
             )
-            self._shown_health = health_row
+            self._stored_health = health_row
 
     def _check_own_state(self, now: float) -> None:
         """Report the longest turn, and stop if nobody needs this agent, or if its database or its
         lock was replaced: another agent may have the new one."""
         barrier = self.supervisor.barrier
         options = self.options
-        if barrier.longest_seconds > self._shown_turn:
-            self._shown_turn = barrier.longest_seconds
+        if barrier.longest_seconds > self._stored_longest_turn:
+            self._stored_longest_turn = barrier.longest_seconds
             self.context.connection.execute(
                 "UPDATE agent SET longest_turn_seconds = ?, longest_turn_part = ?",
                 (barrier.longest_seconds, barrier.longest_step),
             )
-        for path, status in self._own.items():
+        for path, status in self._own_files.items():
             if not is_same_file(path, status):
                 log.error("%s was replaced or removed; starting over with what is there", path)
                 self.replaced = self.stopping = True

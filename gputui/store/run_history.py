@@ -146,6 +146,22 @@ def read_transitions(
     return appended(connection, TransitionView, "transitions", run_id, at, limit)
 
 
+def transitions_after(connection: sqlite3.Connection, transition_id: int) -> list[TransitionView]:
+    """The transitions of all runs that were stored after this one, in order."""
+    query = "SELECT * FROM transitions WHERE transition_id > ? ORDER BY transition_id"
+    return records(connection, TransitionView, query, transition_id)
+
+
+def state_before_start(connection: sqlite3.Connection, start: TransitionView) -> str | None:
+    """The state that a run had before it was queued and started by the transition ``start``."""
+    row = connection.execute(
+        "SELECT to_state FROM transitions WHERE run_id = ? AND transition_id < ? "
+        "AND to_state NOT IN ('queued', 'starting') ORDER BY transition_id DESC LIMIT 1",
+        (start.run_id, start.transition_id),
+    ).fetchone()
+    return None if row is None else str(row[0])
+
+
 def appended(
     connection: sqlite3.Connection, kind: type[Record], table: str, run_id: str | None, at: float | None,
     limit: int | None, after_id: int = 0,

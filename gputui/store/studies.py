@@ -209,6 +209,13 @@ def get_study(connection: sqlite3.Connection, study_id: str, at: float | None = 
     return _study_at(connection, study, at)
 
 
+def studies_moved_after(connection: sqlite3.Connection, move_id: int) -> list[StudyRecord]:
+    """The studies whose state has changed after this change."""
+    rows = connection.execute("SELECT DISTINCT study_id FROM study_moves WHERE move_id > ?", (move_id,))
+    studies = [get_study(connection, study_id) for (study_id,) in rows.fetchall()]
+    return [study for study in studies if study is not None]
+
+
 def find_study(
     connection: sqlite3.Connection, name: str | None, at: float | None = None, *, only: bool = False
 ) -> StudyRecord:

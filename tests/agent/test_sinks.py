@@ -9,7 +9,7 @@ from contextlib import closing
 import pytest
 
 from gputui.agent import children
-from gputui.agent.sinks import AGAIN_SECONDS, Sinks
+from gputui.agent.children import SINK_DELAYS_SECONDS, Sinks
 from gputui.core.config import Workspace
 from gputui.runs.spec import RunSpec
 from gputui.store.metrics.exported import SinkCursor, save_cursor
@@ -32,7 +32,7 @@ class SinksHome(Home):
         return Sinks(self.context())
 
     def later(self, agent: Sinks) -> None:
-        self.pass_time(max(AGAIN_SECONDS) + 1)
+        self.pass_time(max(SINK_DELAYS_SECONDS) + 1)
         agent.turn()
 
 

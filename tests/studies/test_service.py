@@ -8,8 +8,7 @@ from contextlib import closing
 import pytest
 
 from gputui.agent import children
-from gputui.agent.children import STEADY_SECONDS
-from gputui.agent.studies import AGAIN_SECONDS, Studies
+from gputui.agent.children import STEADY_SECONDS, STUDY_DELAYS_SECONDS, Studies
 from gputui.core.config import Workspace
 from gputui.runs.repository import transaction
 from gputui.store.studies import get_study
@@ -65,11 +64,11 @@ def home(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serv
 
 
 def test_failures_in_a_row_are_tried_again_less_and_less_often(home: ServiceHome) -> None:
-    for seconds in (*AGAIN_SECONDS, AGAIN_SECONDS[-1]):
+    for seconds in (*STUDY_DELAYS_SECONDS, STUDY_DELAYS_SECONDS[-1]):
         home.lives_for(0.0)
         assert home.seconds_to_next() == seconds
     assert home.reported() == 1
-    failures = len(AGAIN_SECONDS) + 1
+    failures = len(STUDY_DELAYS_SECONDS) + 1
     log_file = home.workspace.studies / STUDY / rows.LOG_FILE
     assert mentions(home.problem(), f"{failures} times", log_file, "was killed")
     home.uptime += STEADY_SECONDS
@@ -78,14 +77,14 @@ def test_failures_in_a_row_are_tried_again_less_and_less_often(home: ServiceHome
 
 
 def test_the_end_of_a_process_that_worked_for_long_is_a_first_failure(home: ServiceHome) -> None:
-    for _ in AGAIN_SECONDS:
+    for _ in STUDY_DELAYS_SECONDS:
         home.lives_for(STEADY_SECONDS)
-        assert home.seconds_to_next() == AGAIN_SECONDS[0]
-    assert home.reported() == len(AGAIN_SECONDS)
+        assert home.seconds_to_next() == STUDY_DELAYS_SECONDS[0]
+    assert home.reported() == len(STUDY_DELAYS_SECONDS)
 
 
 def test_a_stop_does_not_wait_for_the_next_try(home: ServiceHome) -> None:
-    for _ in AGAIN_SECONDS:
+    for _ in STUDY_DELAYS_SECONDS:
         home.lives_for(0.0)
         home.seconds_to_next()
     home.lives_for(0.0)

@@ -11,6 +11,7 @@ from gputui.core.text import clean
 from gputui.recovery.watch.rules import RULES
 from gputui.store import alerts, queue
 from gputui.store.alerts import ANY_SUBJECT, AlertView
+from gputui.store.events import add_event
 from gputui.store.hardware import clear, quarantine, quarantined
 from gputui.store.run_states import RunState
 from gputui.store.runs import Run, queued_runs
@@ -57,8 +58,10 @@ def resume_queue(request: CommandRequest) -> Result:
 
 
 def move_in_queue(request: CommandRequest) -> Result:
-    """Set a run's ``priority``, or move it to the ``first`` or ``last`` place of the queue, or one
-    place ``up`` or ``down``, which may raise the priority of other runs."""
+    """Set a run's ``priority``, or move it to ``place``, which may raise the priority of other runs.
+
+    A place is ``first``, ``last``, or one ``up`` or ``down``.
+    """
     target = request.run()
     if target.state not in (RunState.QUEUED, RunState.RECOVERING):
         why = "only a run that waits has a place in the queue"
@@ -112,13 +115,16 @@ def acknowledge(request: CommandRequest) -> Result:
         subject = chosen[0].sentence
     runs = {alert.run_id for alert in chosen}
     run_id = chosen[0].run_id if len(runs) == 1 else None
-    request.context.note("alert_acknowledged", f"{actor} acknowledged {subject}", run_id, subject="alert")
+    text = f"{actor} acknowledged {subject}"
+    add_event(request.connection, "alert_acknowledged", text, now=now, subject="alert", run_id=run_id)
     return {"ids": [alert.alert_id for alert in chosen], "text": f"acknowledged: {subject}"}
 
 
 def silence(request: CommandRequest) -> Result:
-    """Silence a rule for ``seconds``: for the subject of the alert ``id``, or with ``rule`` for all
-    subjects. 0 ends a silence."""
+    """Silence a rule for ``seconds``; 0 ends a silence.
+
+    It is silenced for the subject of the alert ``id``, or with ``rule`` for all subjects.
+    """
     seconds = float(request.args["seconds"])
     rule = request.args.get("rule")
     if rule is None:
@@ -140,7 +146,7 @@ def silence(request: CommandRequest) -> Result:
         text = f"{title} {whose} is silenced for {units.duration(seconds)}"
     ends_at = request.context.now() + seconds
     count = alerts.silence(request.connection, rule, kind, subject_id, ends_at=ends_at, actor=actor)
-    request.context.note("alert_silenced", f"{text} by {actor}", key=rule, subject="alert")
+    request.context.note_about("alert", "alert_silenced", f"{text} by {actor}", severity="info", key=rule)
     return {"rule": rule, "subject": kind, "subject_id": subject_id, "silenced": count, "text": text}
 
 

@@ -30,7 +30,7 @@ from gputui.runs.stored_spec import spec_of
 from gputui.store import alerts
 from gputui.store.alerts import AlertView
 from gputui.store.attempts import Attempt
-from gputui.store.events import EventKind
+from gputui.store.events import EventKind, add_event
 from gputui.store.run_states import RunState
 from gputui.store.runs import get_run
 
@@ -45,8 +45,10 @@ _METRIC_RULES = [rule.id for rule in RULES.values() if rule.subject == "run" and
 
 
 class RunRules(NamedTuple):
-    """The rules for one run and its GPUs, by its profile. ``peak`` is the learning rate parameter
-    of ``attempt``."""
+    """The rules for one run and its GPUs, by its profile.
+
+    ``peak`` is the learning rate parameter of ``attempt``.
+    """
 
     rules: RuleSet
     schedule: RateSchedule | None = None
@@ -74,7 +76,21 @@ class Transition(NamedTuple):
 
 @dataclass(slots=True)
 class AlertEvaluation:
-    """All alerts of one state directory. ``living`` returns the attempts that run."""
+    """All alerts of one state directory.
+
+    Attributes:
+        living: returns the attempts that run.
+        interval_seconds: that of samples.
+        gpus: the watches of GPUs, by UUID.
+        incident_id: the newest incident that was looked at.
+        ids: the rows of the active alerts.
+        unwritten: changes that are not stored yet.
+        looked_at: the last evaluation (monotonic).
+        elapsed: seconds since the evaluation before.
+        machine: the rules as changed by the machine's file.
+        runs: the rules for each followed run.
+        file: the machine's file.
+    """
 
     context: AgentContext
     living: Callable[[], Iterable[LiveAttempt]]
@@ -82,15 +98,11 @@ class AlertEvaluation:
     engine: Engine = field(default_factory=Engine)
     gpus: dict[str, GpuWatch] = field(default_factory=dict)
     host: HostWatch = field(default_factory=HostWatch)
-    # The newest incident that was looked at.
     incident_id: int = 0
-    # The rows of the active alerts.
     ids: dict[Key, int] = field(default_factory=dict)
     unwritten: list[Transition] = field(default_factory=list)
-    # Time since the last evaluation (monotonic).
     looked_at: float | None = None
     elapsed: float = 0.0
-    # The rules as changed by the machine's file, and for each followed run.
     machine: RuleSet = field(default_factory=lambda: RULES)
     runs: dict[str, RunRules] = field(default_factory=dict)
     file: SettingsFile[Overrides] = field(init=False)
@@ -133,7 +145,7 @@ class AlertEvaluation:
             return
         if isinstance(version.content, ProfileError):
             text = f"{version.content.problems[0]}; the alert rules stay as they were"
-            self.context.note("alert_rules_unusable", text, severity="warning", subject="alerts")
+            self.context.note_about("alerts", "alert_rules_unusable", text)
             log.warning("%s", version.content)
         else:
             self.machine = with_overrides(RULES, version.content.rules, self.file.path.name)
@@ -320,7 +332,16 @@ class AlertEvaluation:
             kind = "alert_cleared"
             severity = "info"
             text = f"{rule.title} ({alert.subject_name}): resolved after {lasted}, {change.why}"
-        self.context.note(kind, text, alert.run_id, key=rule.id, severity=severity, subject="alert", at=at)
+        add_event(
+            self.context.connection,
+            kind,
+            text,
+            now=at,
+            key=rule.id,
+            severity=severity,
+            subject="alert",
+            run_id=alert.run_id,
+        )
 
 
 def _finite(number: float | None) -> float | None:

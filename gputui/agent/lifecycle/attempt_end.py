@@ -38,7 +38,7 @@ from gputui.runs.stored_spec import spec_of
 from gputui.runs.submission import write_private
 from gputui.store.attempts import Attempt, get_attempt, read_attempts
 from gputui.store.database import StoreError
-from gputui.store.events import EventKind, Severity, has_event
+from gputui.store.events import EventKind, Severity, add_event, has_event
 from gputui.store.hardware import quarantine
 from gputui.store.metrics.intake import short_of
 from gputui.store.metrics.losses import last_sound_step, unsound_since
@@ -91,9 +91,13 @@ class _End:
         self, kind: EventKind, text: str, severity: Severity = "info", key: str | None = None, at: float | None = None
     ) -> None:
         """Add an event of the attempt."""
+        now = self.context.now()
+        if at is not None:
+            now = at
         run_id = self.attempt.run_id
         number = self.attempt.number
-        self.context.note(kind, text, run_id, number, severity=severity, key=key, at=at)
+        connection = self.context.connection
+        add_event(connection, kind, text, now=now, key=key, severity=severity, run_id=run_id, attempt=number)
 
     def move(self, target: RunState, cause: str, now: float) -> None:
         repository.move(self.context.connection, self.run, target, cause=cause, now=now)
@@ -112,8 +116,10 @@ class _End:
         return "no loss of this training was a finite number, so that no checkpoint was struck off for it"
 
     def short_of(self) -> tuple[int, int] | None:
-        """See `intake.short_of`; None of a trial, whose study judges what it reported, and of a
-        phase, which is a part of the steps."""
+        """The last step and the steps in all, if the attempt ended far below them.
+
+        None of a trial, whose study judges what it reported, and of a phase, which is a part of the steps.
+        """
         if self.run.study_id is not None or spec_of(self.run).phases:
             return None
         return short_of(self.context.connection, self.run.run_id, self.attempt.number)
@@ -256,7 +262,7 @@ def _write_success(end: _End) -> None:
         cause += f", but {'; '.join(remarks)}"
     with repository.transaction(end.context.connection):
         _close(end, "succeeded", record)
-        _settle_last_decision(end, "succeeded")
+        _set_last_outcome(end, "succeeded")
         end.move(RunState.SUCCEEDED, cause, ended_at)
         severity: Severity = "warning" if remarks else "info"
         end.note("succeeded", cause, severity, at=ended_at)
@@ -276,7 +282,7 @@ def _write_early_end(end: _End, step: int, total: int) -> None:
     cause = f"ended early with exit code 0, at step {units.count(step)} of {units.count(total)}"
     with repository.transaction(end.context.connection):
         _close(end, "stopped", record)
-        _settle_last_decision(end, "ended early")
+        _set_last_outcome(end, "ended early")
         end.move(RunState.STOPPED, cause, ended_at)
         end.note("stopped", cause, "warning", at=ended_at)
 
@@ -296,8 +302,8 @@ def _write_failure(end: _End, machine: MachineContext | None) -> None:
     retries = plan.verdict == "retry"
     with repository.transaction(connection):
         _close(end, "failed", end.task.exit_record or {}, plan)
-        _settle_last_decision(end, "met another incident")
-        _write_rows(end, plan)
+        _set_last_outcome(end, "met another incident")
+        _put_incident(end, plan)
         end.note("incident", incident.summary, "error", incident.kind, ended_at)
         severity: Severity = "warning" if retries else "error"
         end.note("decision", plan.reason, severity, plan.verdict)
@@ -423,7 +429,7 @@ def _close(end: _End, state: str, record: Mapping[str, Any], plan: RecoveryPlan 
     end.note("checkpoints_unmatched", text, "warning", search.pattern)
 
 
-def _write_rows(end: _End, plan: RecoveryPlan) -> None:
+def _put_incident(end: _End, plan: RecoveryPlan) -> None:
     incident = end.findings.incident
     step = end.attempt.last_step if incident.step is None else incident.step
     new = NewIncident(
@@ -449,7 +455,8 @@ def _write_rows(end: _End, plan: RecoveryPlan) -> None:
     put_incident(end.context.connection, new)
 
 
-def _settle_last_decision(end: _End, result: str) -> None:
+def _set_last_outcome(end: _End, result: str) -> None:
+    """Say of the run's last retry what came of it."""
     end.context.connection.execute(
         "UPDATE decisions SET outcome = ? WHERE outcome IS NULL AND verdict = 'retry' AND "
         "decision_id = (SELECT max(decision_id) FROM decisions WHERE run_id = ?)",

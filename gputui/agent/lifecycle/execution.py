@@ -10,6 +10,7 @@ import logging
 import sqlite3
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,7 @@ from gputui.runs.logs import written_at
 from gputui.store import placements
 from gputui.store.agent import read_agent
 from gputui.store.attempts import fellows, get_attempt
-from gputui.store.events import has_event, last_kind
+from gputui.store.events import add_event, has_event, last_kind
 from gputui.store.metrics import watched
 from gputui.store.metrics.step_lines import ALL_RANKS, LineFilter, StepLines
 from gputui.store.placements import PlacementView
@@ -72,10 +73,10 @@ READING_SECONDS = 5.0
 
 
 def serve(attempt: LiveAttempt, phase: Serving, context: AgentContext) -> Phase | None:
-    """Store the executor's reports and whether the command shows activity.
+    """Store the executor's reports and whether the command shows activity. Raises sqlite3.Error.
 
-    Return the next phase, which is Sweeping once the executor has ended; None if another one is to take its
-    place. Raises sqlite3.Error.
+    Returns:
+        The next phase, which is Sweeping once the executor has ended; None if another executor is to take its place.
     """
     folder = attempt_dir(context.workspace, attempt.record.run_id, attempt.record.number)
     # Checked before the reports are read, so that the last one is not missed.
@@ -155,7 +156,9 @@ def _note_start(attempt: LiveAttempt, folder: Path, context: AgentContext) -> No
         elif "resumed_from" in started:
             why = "its target has no valid checkpoint of this training"
             text = f"attempt {number} began from the start: {why}"
-            context.note("no_checkpoint_there", text, run_id, number, severity="warning", at=at)
+            add_event(
+                connection, "no_checkpoint_there", text, now=at, severity="warning", run_id=run_id, attempt=number
+            )
         refreshed = get_attempt(connection, run_id, number)
         assert refreshed is not None
         if refreshed.executor is None and attempt.executor.identity is not None:
@@ -190,7 +193,8 @@ def note_running(context: AgentContext, run_id: str, number: int, cause: str, at
     repository.move(context.connection, run, RunState.RUNNING, cause=cause, now=at)
     announced = last_kind(context.connection, run_id, ("decision", "requeued"))
     if announced is not None and announced[0] == "decision":
-        context.note("runs_again", _runs_again_text(context, run_id, number), run_id, number, at=at)
+        text = _runs_again_text(context, run_id, number)
+        add_event(context.connection, "runs_again", text, now=at, run_id=run_id, attempt=number)
 
 
 def _runs_again_text(context: AgentContext, run_id: str, number: int) -> str:
@@ -216,11 +220,18 @@ def sweep(
     read_until: float,
     searches: SourceSearches,
 ) -> Sweeping | Postmortem:
-    """Kill leftover processes, look for files with metrics a last time, read metrics until ``read_until``
-    (monotonic), and await another sample of the GPUs.
+    """Kill leftover processes, look for files with metrics a last time, read the rest of the metrics, and
+    await another sample of the GPUs.
 
-    Return Postmortem when all is done; until then, each turn calls this again. Raises SpecError if the run's
-    specification cannot be read, and sqlite3.Error.
+    Args:
+        read_until: when reading of metrics ends in this turn (monotonic).
+
+    Returns:
+        Postmortem when all is done; until then the phase itself, for the next turn.
+
+    Raises:
+        SpecError: the run's specification cannot be read.
+        sqlite3.Error: nothing can be stored now.
     """
     record = attempt.record
 
@@ -338,8 +349,10 @@ def postmortem_task(
 
 
 def count_from_start(record: Mapping[str, Any] | None, started_at: float | None) -> Mapping[str, Any] | None:
-    """The record of an attempt's end with its time since ``started_at`` (UTC unix seconds): a process that continued
-    an attempt, as those of the demo do, has measured only its own."""
+    """Count the time in the record of an attempt's end from its start (UTC unix seconds).
+
+    A process that continued an attempt, as those of the demo do, has measured only its own time.
+    """
     began_at = (record or {}).get("started_at")
     measured = (record or {}).get("ran_seconds")
     if record is None or started_at is None or not isinstance(began_at, float) or not isinstance(measured, float):
@@ -348,7 +361,7 @@ def count_from_start(record: Mapping[str, Any] | None, started_at: float | None)
 
 
 def _last_sign_of_life(context: AgentContext, live: LiveAttempt, folder: Path) -> float:
-    """When an attempt that left no record of its end last showed life (UTC unix seconds): by its
+    """The last time that an attempt without a record of its end showed life (UTC unix seconds): by its
     processes, its files, its metrics, or the last sample that a former agent took."""
     record = live.record
     connection = context.connection
@@ -412,11 +425,15 @@ def note_lateness(attempt: LiveAttempt, context: AgentContext) -> None:
 
 
 def finish_postmortem(attempt: LiveAttempt, phase: Postmortem, context: AgentContext) -> PostmortemResult | None:
-    """Return what the job found; None while it runs. If it does not end in time, or the run is
-    stopped meanwhile, start it again without the checkpoints.
+    """Return what the job found; None while it runs.
 
-    Raises sqlite3.Error. Raises the job's error, or JobTimeoutError if it does not end even without
-    the checkpoints: the attempt is then swept again.
+    If it does not end in time, or the run is stopped meanwhile, it is started again without the checkpoints.
+    After an error the attempt is swept again.
+
+    Raises:
+        sqlite3.Error: nothing can be read from the store now.
+        JobTimeoutError: the job does not end even without the checkpoints.
+        OSError: as raised by the job, like any error of one that does not read logs.
     """
     task = phase.task
     why_again = None
@@ -481,13 +498,11 @@ def examine(task: PostmortemTask) -> PostmortemResult:
     is_stop = task.attempt.stop_requested is not None
     failure = incident if outcome(evidence, stop_intended=is_stop) == "failed" else None
     choice = _choose_after(search, task, failure)
-    missed = None
+    pattern = None
     if not choice.rows and choice.is_seen and search.pattern != LEARNED:
-        try:
-            missed = unmatched(search)
-        except OSError:
-            missed = None
-    return PostmortemResult(evidence, incident, choice, missed)
+        with suppress(OSError):
+            pattern = unmatched(search)
+    return PostmortemResult(evidence, incident, choice, pattern)
 
 
 def _choose_after(search: CheckpointSearch, task: PostmortemTask, incident: Incident | None) -> CheckpointChoice:

@@ -29,11 +29,14 @@ def gpu_availability(
     lingering: Collection[str] = (),
     holder: Callable[[str], str | None] = lambda _uuid: None,
 ) -> list[GpuAvailability] | None:
-    """All GPUs that the driver lists, then leased ones that it does not list; None before the first
-    inventory.
+    """The GPUs that the driver lists, then leased ones that it does not list. Raises sqlite3.Error.
 
-    ``lingering`` are the UUIDs of GPUs that unkillable processes hold. ``holder`` names the home or user
-    that holds the lock of a GPU. Raises sqlite3.Error.
+    Args:
+        lingering: the UUIDs of GPUs that unkillable processes hold.
+        holder: names the home or user that holds the lock of a GPU.
+
+    Returns:
+        None before the first inventory.
     """
     connection = context.connection
     inventory = context.recorder.inventory
@@ -78,10 +81,12 @@ def gpu_availability(
 
 @dataclass(slots=True)
 class UsedGpus:
-    """The choice of ``gpus.yaml``: which GPUs runs of this home may have, by index or UUID; None: all.
+    """The choice of ``gpus.yaml``: the GPUs that runs of this home may have.
 
-    ``has_choice`` is false until the file was valid once: the stored choice stays. ``stored_for`` are
-    the GPUs that the choice was stored for, with their names; None: it is to be stored.
+    Attributes:
+        used: their indices or UUIDs; None for all.
+        has_choice: false until the file was valid once; the stored choice stays until then.
+        stored_for: the GPUs that the choice was stored for, with their names; None: it is to be stored.
     """
 
     context: AgentContext
@@ -122,7 +127,7 @@ class UsedGpus:
             self._note(f"{self.file.path.name} names GPUs that are not there: {listed}")
 
     def _note(self, text: str) -> None:
-        self.context.note("used_gpus_unusable", text, severity="warning", subject="GPUs")
+        self.context.note_about("GPUs", "used_gpus_unusable", text)
 
 
 def foreign_bytes(recorder: Recorder, uuid: str) -> int | None:
@@ -144,8 +149,12 @@ def foreign_bytes(recorder: Recorder, uuid: str) -> int | None:
 
 @dataclass(slots=True, eq=False)
 class HeldGpus:
-    """The GPUs of an ended attempt whose processes may hold them still; the next look is at
-    ``due_at`` (monotonic). ``is_seen``: such processes were found."""
+    """The GPUs of an ended attempt whose processes may hold them still.
+
+    Attributes:
+        due_at: the next look for such processes (monotonic).
+        is_seen: such processes were found.
+    """
 
     run_id: str
     attempt: int

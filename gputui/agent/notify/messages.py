@@ -38,8 +38,15 @@ _EVENT_OF_STATE: dict[RunState, NoticeEvent] = {
 
 
 class RunNotice(Struct, frozen=True):
-    """What a message says of a run. ``incident`` and ``decision`` are the newest ones, ``cost`` is
-    that of all its incidents; ``loss`` has its name. ``at`` is UTC unix seconds."""
+    """What a message says of a run.
+
+    Attributes:
+        at: UTC unix seconds.
+        incident, decision: the newest ones.
+        cost: that of all its incidents.
+        step: the last one.
+        loss: its name and its newest value.
+    """
 
     run: Run
     at: float
@@ -130,7 +137,8 @@ def _of_run(
         lines.append(f"Cost of its failures: {cost}")
     if last := facts.last_words():
         lines.append(f"Last: {last}")
-    return _message(event, severity, title, lines, facts.host, more, facts.fields(), run_id=facts.run.run_id)
+    fields = {"host": facts.host, "more": more, **facts.fields()}
+    return _message(event, severity, title, lines, fields, run_id=facts.run.run_id)
 
 
 def queue_empty(ended: Sequence[Run], host: str) -> Message:
@@ -141,12 +149,13 @@ def queue_empty(ended: Sequence[Run], host: str) -> Message:
     lines = [f"{run.run_id}: {run.reason}" for run in failed[:MOST_NAMED]]
     if len(failed) > MOST_NAMED:
         lines.append(f"and {len(failed) - MOST_NAMED} more")
-    fields = {"ended": str(len(ended)), **{str(state): str(counts[str(state)]) for state in _EVENT_OF_STATE}}
+    fields = {"host": host, "more": "gputui ps", "ended": str(len(ended))}
+    fields |= {str(state): str(counts[str(state)]) for state in _EVENT_OF_STATE}
     severity: Severity = "warning" if failed else "info"
     title = "The queue is empty"
     if summary:
         title += f": {summary}"
-    return _message("queue_empty", severity, title, lines, host, "gputui ps", fields)
+    return _message("queue_empty", severity, title, lines, fields)
 
 
 def study_finished(study: StudyRecord, trials: Sequence[str], best: str, host: str) -> Message:
@@ -155,10 +164,10 @@ def study_finished(study: StudyRecord, trials: Sequence[str], best: str, host: s
     facts = (("Outcome", study.reason), ("Trials", counts), ("Best", best))
     lines = [f"{name}: {text}" for name, text in facts if text]
     severities: dict[str, Severity] = {"failed": "error"}
-    fields = {"study": study.study_id, "state": str(study.state), "best": best}
-    title = f"Study {study.study_id} {study.state}"
     more = f"gputui study show {study.study_id}"
-    return _message("study_finished", severities.get(study.state, "info"), title, lines, host, more, fields)
+    fields = {"host": host, "more": more, "study": study.study_id, "state": str(study.state), "best": best}
+    title = f"Study {study.study_id} {study.state}"
+    return _message("study_finished", severities.get(study.state, "info"), title, lines, fields)
 
 
 def alert_raised(alert: AlertView, host: str) -> Message:
@@ -179,12 +188,14 @@ def _of_alert(alert: AlertView, title: str, lines: Sequence[str], host: str) -> 
     event: NoticeEvent = "gpu_lost" if alert.rule == "gpu_lost" else "alert"
     state = "raised" if alert.lasts else "over"
     fields = {
+        "host": host,
+        "more": "gputui alerts",
         "rule": alert.rule,
         "state": state,
         "subject": alert.subject_name,
         "run": alert.run_id or "",
     }
-    return _message(event, alert.severity, title, lines, host, "gputui alerts", fields, run_id=alert.run_id)
+    return _message(event, alert.severity, title, lines, fields, run_id=alert.run_id)
 
 
 def trial_message(host: str) -> Message:
@@ -198,15 +209,21 @@ def _message(
     severity: Severity,
     title: str,
     lines: Sequence[str],
-    host: str,
-    more: str,
     fields: dict[str, str],
     run_id: str | None = None,
 ) -> Message:
+    """A message of bounded length; ``fields`` contain the ``host`` and the command that says ``more``."""
     title = _line(title)
-    lines = [*map(_line, lines[: MOST_LINES - 1]), f"More on {host}: {more}"]
-    facts = {"event": event, "severity": severity, "title": title, "host": host, "more": more, **fields}
-    return Message(event, severity, title, tuple(lines), {name: _line(fact) for name, fact in facts.items()}, run_id)
+    last_line = f"More on {fields['host']}: {fields['more']}"
+    facts = {"event": event, "severity": severity, "title": title, **fields}
+    return Message(
+        event,
+        severity,
+        title,
+        (*map(_line, lines[: MOST_LINES - 1]), last_line),
+        {name: _line(fact) for name, fact in facts.items()},
+        run_id,
+    )
 
 
 def _line(text: str) -> str:

@@ -31,19 +31,20 @@ from gputui.runs.stored_spec import known_spec
 from gputui.store import alerts
 from gputui.store.metrics import queries
 from gputui.store.metrics.roles import LOSS
-from gputui.store.rows import records
-from gputui.store.run_history import TransitionView
+from gputui.store.run_history import TransitionView, state_before_start, transitions_after
 from gputui.store.run_states import RunState
 from gputui.store.runs import Run, active_run_count, ended_since, get_run
-from gputui.store.studies import StudyRecord, TrialRecord, get_study, read_studies, read_trials
+from gputui.store.studies import StudyRecord, TrialRecord, read_studies, read_trials, studies_moved_after
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class News:
-    """The news of one state directory and their recipients. ``recipients`` is None until their file
-    was valid once: the news wait for that."""
+    """The news of one state directory and their recipients.
+
+    ``recipients`` is None until their file was valid once: the news wait for that.
+    """
 
     context: AgentContext
     outbox: Outbox
@@ -69,18 +70,22 @@ class News:
         connection = self.context.connection
         now = self.context.now()
         cursor = notices.read_cursor(connection)
-        ended_alerts = notices.ended_alerts(connection)
         assert cursor is not None
-        newest = notices.newest_cursor(connection, cursor.queue_empty_at)
-        if newest != cursor or ended_alerts:
+        next_cursor = notices.newest_cursor(connection, cursor.queue_empty_at)
+        ended_alerts = notices.ended_alerts(connection)
+        if next_cursor != cursor or ended_alerts:
             with transaction(connection):
-                self._put_raised_alerts(cursor, now)
+                for alert in alerts.raised_after(connection, cursor.alert_id):
+                    if not alert.is_silenced(now):
+                        self._put(messages.alert_raised(alert, self.host), now, active_alert_id=alert.alert_id)
                 self._put_ended_alerts(ended_alerts, now)
-                has_ended = self._put_runs(cursor, now) | self._put_studies(cursor, now)
-                if has_ended and _is_idle(connection):
-                    self._put(messages.queue_empty(ended_since(connection, cursor.queue_empty_at), self.host), now)
-                    newest = replace(newest, queue_empty_at=now)
-                notices.write_cursor(connection, newest)
+                has_ended_run = self._put_runs(cursor, now)
+                has_ended_study = self._put_studies(cursor, now)
+                if (has_ended_run or has_ended_study) and not _has_work(connection):
+                    ended = ended_since(connection, cursor.queue_empty_at)
+                    self._put(messages.queue_empty(ended, self.host), now)
+                    next_cursor = replace(next_cursor, queue_empty_at=now)
+                notices.write_cursor(connection, next_cursor)
         self.outbox.turn({recipient.digest: recipient for recipient in self.recipients})
 
     def _follow_file(self) -> None:
@@ -98,18 +103,20 @@ class News:
         self.file.follow(version)
 
     def _note_unusable(self, text: str) -> None:
-        self.context.note("notify_unusable", text, severity="warning", subject="notify")
+        self.context.note_about("notify", "notify_unusable", text)
         log.warning("%s", text)
 
-    def _put(self, message: Message, now: float, *, is_asked: bool = False, active_alert_id: int | None = None) -> None:
-        """Queue a message for those who want it; ``is_asked``: for all."""
-        wanting = [recipient for recipient in self.recipients or () if is_asked or recipient.wants(message)]
-        notices.put(self.context.connection, wanting, message, now=now, active_alert_id=active_alert_id)
+    def _put(
+        self, message: Message, now: float, *, is_for_all: bool = False, active_alert_id: int | None = None
+    ) -> None:
+        """Queue a message for the recipients that want it.
 
-    def _put_raised_alerts(self, cursor: Cursor, now: float) -> None:
-        for alert in alerts.raised_after(self.context.connection, cursor.alert_id):
-            if not alert.is_silenced(now):
-                self._put(messages.alert_raised(alert, self.host), now, active_alert_id=alert.alert_id)
+        Args:
+            is_for_all: the run asks for messages to all recipients.
+            active_alert_id: the alert whose end is to be told to the same recipients.
+        """
+        recipients = [recipient for recipient in self.recipients or () if is_for_all or recipient.wants(message)]
+        notices.put(self.context.connection, recipients, message, now=now, active_alert_id=active_alert_id)
 
     def _put_ended_alerts(self, ended: Mapping[int, set[str]], now: float) -> None:
         """Queue the ends of alerts for those who were told of the begin."""
@@ -124,22 +131,26 @@ class News:
         """Queue messages about runs that ended or recovered; return whether one has ended, also a trial."""
         connection = self.context.connection
         has_ended = False
-        for run_id, moves in _moves_after(connection, cursor.transition_id).items():
+        # The runs in the order of their newest transitions.
+        moves_by_run: dict[str, list[TransitionView]] = {}
+        for move in transitions_after(connection, cursor.transition_id):
+            moves_by_run[move.run_id] = [*moves_by_run.pop(move.run_id, ()), move]
+        for run_id, moves in moves_by_run.items():
             run = get_run(connection, run_id)
-            newest = moves[-1]
-            state = RunState(newest.to_state)
+            last_move = moves[-1]
+            state = RunState(last_move.to_state)
             if run is None:
                 continue
             has_ended = has_ended or state.is_over
             if run.study_id is not None:
                 continue
             spec = known_spec(run)
-            is_asked = spec is not None and spec.notify
+            is_for_all = spec is not None and spec.notify
             has_recovered = any(_is_recovery(connection, move) for move in moves)
             if has_recovered and state in (RunState.RUNNING, RunState.SUCCEEDED):
-                self._put(messages.run_recovered(self._facts(run, now)), now, is_asked=is_asked)
+                self._put(messages.run_recovered(self._facts(run, now)), now, is_for_all=is_for_all)
             if state.is_over and state is run.state:
-                self._put(messages.run_ended(self._facts(run, now), newest.cause), now, is_asked=is_asked)
+                self._put(messages.run_ended(self._facts(run, now), last_move.cause), now, is_for_all=is_for_all)
         return has_ended
 
     def _facts(self, run: Run, now: float) -> RunNotice:
@@ -164,41 +175,23 @@ class News:
         """Queue messages about studies that are over; return whether there is one."""
         connection = self.context.connection
         has_ended = False
-        moved = connection.execute("SELECT DISTINCT study_id FROM study_moves WHERE move_id > ?", (cursor.move_id,))
-        for (study_id,) in moved.fetchall():
-            study = get_study(connection, study_id)
-            if study is not None and study.state.is_over:
+        for study in studies_moved_after(connection, cursor.move_id):
+            if study.state.is_over:
                 has_ended = True
-                trials = read_trials(connection, study_id)
+                trials = read_trials(connection, study.study_id)
                 states = [str(trial.state) for trial in trials]
                 self._put(messages.study_finished(study, states, _best_text(study, trials), self.host), now)
         return has_ended
 
 
-def _moves_after(connection: sqlite3.Connection, transition_id: int) -> dict[str, list[TransitionView]]:
-    """The newer transitions of each run, in order; the runs in the order of their newest ones."""
-    moves: dict[str, list[TransitionView]] = {}
-    query = "SELECT * FROM transitions WHERE transition_id > ? ORDER BY transition_id"
-    for move in records(connection, TransitionView, query, transition_id):
-        moves[move.run_id] = [*moves.pop(move.run_id, ()), move]
-    return moves
-
-
 def _is_recovery(connection: sqlite3.Connection, move: TransitionView) -> bool:
     """Return whether a run is running again after a failure, and not for a person."""
-    if move.to_state != RunState.RUNNING:
-        return False
-    row = connection.execute(
-        "SELECT to_state FROM transitions WHERE run_id = ? AND transition_id < ? "
-        "AND to_state NOT IN ('queued', 'starting') ORDER BY transition_id DESC LIMIT 1",
-        (move.run_id, move.transition_id),
-    ).fetchone()
-    return row is not None and row[0] == RunState.RECOVERING
+    return move.to_state == RunState.RUNNING and state_before_start(connection, move) == RunState.RECOVERING
 
 
-def _is_idle(connection: sqlite3.Connection) -> bool:
-    """Return whether no run and no study is going on or waits."""
-    return not active_run_count(connection) and not any(study.state.needs_agent for study in read_studies(connection))
+def _has_work(connection: sqlite3.Connection) -> bool:
+    """Return whether a run or a study is going on or waits."""
+    return bool(active_run_count(connection)) or any(study.state.needs_agent for study in read_studies(connection))
 
 
 def _best_text(study: StudyRecord, trials: Sequence[TrialRecord]) -> str:

@@ -6,7 +6,7 @@ import fcntl
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,9 +33,11 @@ KILLED = "the process that was to send it has ended"
 class Outbox:
     """The messages of one state directory.
 
-    A message that is being sent has a file named after its id, which the sender holds. The sender's
-    result there counts even if the agent that started it is gone. ``senders`` are by message; those
-    that a former agent started are None.
+    A message that is being sent has a file named after its id, which the sender locks. The receipt
+    that the sender writes there counts even if the agent that started it is gone.
+
+    Attributes:
+        senders: the processes by message; None for one that a former agent started.
     """
 
     context: AgentContext
@@ -52,7 +54,12 @@ class Outbox:
         sqlite3.Error."""
         self.take_results()
         now = self.context.now()
-        for message in _first_of_each(notices.pending(self.context.connection)):
+        # Only the oldest message to each recipient is sent: they are told in order, and one that
+        # cannot be reached is not tried with all that waits.
+        first_messages: dict[str, PendingMessage] = {}
+        for message in notices.pending(self.context.connection):
+            first_messages.setdefault(message.recipient, message)
+        for message in first_messages.values():
             if message.due_at <= now and message.notice_id not in self.senders:
                 self._send(message, recipients.get(message.recipient))
 
@@ -68,7 +75,7 @@ class Outbox:
             if sender is not None:
                 sender.wait()
             if notice_id in pending:
-                self._settle(pending[notice_id], _receipt_in(path))
+                self._store_receipt(pending[notice_id], _read_receipt(path))
             path.unlink(missing_ok=True)
             del self.senders[notice_id]
 
@@ -93,7 +100,7 @@ class Outbox:
             self._give_up(message, "its row in the database is damaged")
         except OSError as error:
             problem = f"no process can be started for it: {error.strerror or error}"
-            self._settle(message, Receipt(problem, unsent=True))
+            self._store_receipt(message, Receipt(problem, unsent=True))
 
     def _start(self, notice_id: int, delivery: Delivery) -> subprocess.Popen[bytes]:
         """Start a sender, which inherits the lock on the file of its message. Raises OSError."""
@@ -119,7 +126,7 @@ class Outbox:
             stdin.write(msgspec.json.encode(delivery))
         return sender
 
-    def _settle(self, message: PendingMessage, receipt: Receipt) -> None:
+    def _store_receipt(self, message: PendingMessage, receipt: Receipt) -> None:
         connection = self.context.connection
         now = self.context.now()
         problem = receipt.problem
@@ -155,17 +162,8 @@ class Outbox:
         self.context.note(kind, text, message.run_id, key=message.label, severity=severity)
 
 
-def _first_of_each(pending: Iterable[PendingMessage]) -> Iterable[PendingMessage]:
-    """The oldest message to each recipient: they are told in order, and one that cannot be reached
-    is not tried with all that waits."""
-    first: dict[str, PendingMessage] = {}
-    for message in pending:
-        first.setdefault(message.recipient, message)
-    return first.values()
-
-
-def _receipt_in(path: Path) -> Receipt:
-    """The result of a sender that has ended."""
+def _read_receipt(path: Path) -> Receipt:
+    """The receipt of a sender that has ended."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=Receipt)
     except (OSError, msgspec.MsgspecError):

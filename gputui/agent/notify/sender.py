@@ -44,8 +44,12 @@ class Delivery(Struct, frozen=True):
 
 
 class Receipt(Struct, frozen=True):
-    """What came of sending a message: a problem, redacted, and whether it surely was not sent. One that nobody has
-    answered may have arrived."""
+    """The outcome of sending a message.
+
+    Attributes:
+        problem: redacted; None after a success.
+        unsent: the message was surely not sent. One that nobody has answered may have arrived.
+    """
 
     problem: str | None = None
     unsent: bool = False
@@ -78,11 +82,13 @@ def send(delivery: Delivery) -> Receipt:
 
 
 def run_command(command: tuple[str, ...], message: Message, seconds: float = COMMAND_SECONDS) -> str | None:
-    """Run a command with the text on standard input and the fields in its environment; return the
-    problem, or None.
+    """Run a command with the text on standard input and the fields in its environment.
 
     Background processes that it leaves, as mail programs do, are not waited for. After
     ``seconds``, its process group is killed.
+
+    Returns:
+        The problem, or None.
     """
     text = f"{message.title}\n\n{message.body}\n"
     # A file, because a pipe stays open while a background process holds it.
@@ -132,7 +138,7 @@ def _post(address: str, message: Message) -> Receipt:
         is_sent = service.notify(
             body=message.body,
             title=message.title,
-            notify_type=_type_of(message),
+            notify_type=_apprise_type(message),
             body_format=apprise.NotifyFormat.TEXT,
         )
         log = captured.getvalue()
@@ -145,7 +151,7 @@ def _post(address: str, message: Message) -> Receipt:
     return Receipt(reason, unsent=True)
 
 
-def _type_of(message: Message) -> str:
+def _apprise_type(message: Message) -> str:
     """The type of a message in apprise, which chooses its colour or sign."""
     if message.event == "run_succeeded":
         return "success"
