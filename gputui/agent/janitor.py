@@ -16,10 +16,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from gputui.agent.recording import run_energy
 from gputui.agent.recording.recorder import Recorder
 from gputui.agent.recording.retention import Pruning
-from gputui.agent.recording.sample_rollups import Rollups
+from gputui.agent.recording.sample_rollups import Rollups, add_energy_readings
 from gputui.core.config import Workspace
 from gputui.core.units import bytes_text
 from gputui.core.yaml_forms.problems import ProfileError
@@ -71,8 +70,19 @@ _EXPIRING = (
 
 @dataclass(slots=True)
 class Janitor:
-    """The upkeep of one store. ``writing`` is held by whoever writes; ``now`` returns UTC unix
-    seconds."""
+    """The upkeep of one store.
+
+    Attributes:
+        interval_seconds: that of samples.
+        now: returns UTC unix seconds.
+        monotonic: returns seconds, for durations.
+        writing: held by whoever writes.
+        retention: the limits of record.yaml.
+        failure: the damage of the database that has ended the thread.
+        has_lines: lines of removed runs are left.
+        is_moving_log: the write-ahead log is being moved into the database.
+        file: record.yaml.
+    """
 
     workspace: Workspace
     recorder: Recorder
@@ -82,9 +92,7 @@ class Janitor:
     writing: threading.Lock = field(default_factory=threading.Lock)
     retention: Retention = field(default_factory=Retention)
     failure: Exception | None = None
-    """The damage of the database; the thread has ended."""
     has_lines: bool = False
-    """Lines of removed runs are left."""
     is_moving_log: bool = False
     file: SettingsFile[Retention] = field(init=False)
     _connection: sqlite3.Connection | None = None
@@ -179,8 +187,7 @@ class Janitor:
         self._problem = text
 
     def work(self) -> bool:
-        """Do one step of each thing that is due; True if more is left. Raises sqlite3.Error and
-        OSError."""
+        """Do one step of each thing that is due; True if more is left. Raises sqlite3.Error, OSError."""
         self._move_log()
         if self._log_bytes() >= LONG_LOG_BYTES:
             return False
@@ -192,7 +199,7 @@ class Janitor:
             is_more = Rollups(self.connection, self.interval_seconds, self.write).turn(wall)
             if self._is_due("energy", ENERGY_SECONDS):
                 with self.write():
-                    run_energy.settle(self.connection, wall)
+                    add_energy_readings(self.connection, wall)
         if self._is_due("pruning", PRUNE_SECONDS):
             self._follow_file()
             if Pruning(self.connection, self.write).turn(self.retention, wall):

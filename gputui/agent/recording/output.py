@@ -79,8 +79,10 @@ def csv_row(cells: list[Any]) -> bytes:
 
 
 class RotatedFile:
-    """A file of lines with its predecessors ``path``.1, ``path``.2 up to KEPT_FILES. For one
-    thread. Methods raise OSError if the file cannot be written."""
+    """A file of lines with its predecessors ``NAME.1``, ``NAME.2`` up to KEPT_FILES, for one thread.
+
+    Methods raise OSError if the file cannot be written.
+    """
 
     def __init__(self, path: Path, rotate_bytes: int | None, header: bytes = b"") -> None:
         self._path = path
@@ -171,6 +173,7 @@ class FileOutput:
 
 
 Shape = dict[str, Any]
+"""The machine's state at one time, as printed with ``--json``."""
 
 
 def record_shape(
@@ -207,7 +210,7 @@ def record_shape(
 
 
 def record_line(shape: Shape) -> str:
-    """The same as text."""
+    """``TIME  8/8 GPUs  util 93%  mem 512/640 GiB  power 5210 W  hottest GPU 3 71 °C  cpu 12%  ram …``."""
     host = (
         f"cpu {units.percent(shape['cpu_percent'])}  ram {units.gibibytes(shape['host_memory_used_bytes'])}"
         f"/{units.gibibytes(shape['host_memory_total_bytes'])} GiB"

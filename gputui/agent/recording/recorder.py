@@ -223,7 +223,12 @@ class Recorder:
             text = None
             grains = None
             if processes is not None:
-                text = json.dumps([self._process_json(process) for process in processes])
+                rows = []
+                for process in processes:
+                    run_id, rank, *_ = self.owner(process) or (None, None)
+                    values = {name: getattr(process, name) for name in _PROCESS_FIELDS}
+                    rows.append({**values, "run_id": run_id, "rank": rank})
+                text = json.dumps(rows)
                 grains = [(process.pid, (process.memory_bytes or 0) // MEMORY_GRAIN_BYTES) for process in processes]
             self._connection.execute(
                 "UPDATE gpus SET processes = ?, processes_at = ? WHERE gpu_id = ?", (text, tick.at, gpu_id)
@@ -234,10 +239,6 @@ class Recorder:
                     "INSERT OR IGNORE INTO gpu_process_sets (at, gpu_id, processes) VALUES (?, ?, ?)",
                     (tick.at, gpu_id, text),
                 )
-
-    def _process_json(self, process: GpuProcess) -> dict[str, object]:
-        run_id, rank, *_ = self.owner(process) or (None, None)
-        return {**{name: getattr(process, name) for name in _PROCESS_FIELDS}, "run_id": run_id, "rank": rank}
 
     def _write_inventory(self, inventory: Inventory) -> None:
         self._connection.execute("UPDATE gpus SET present = 0")

@@ -35,8 +35,13 @@ class _Source(NamedTuple):
 
 
 class _Cut(NamedTuple):
-    """Rows to delete: those of ``sources`` before ``limit`` (UTC unix seconds), a slice at a time.
-    ``then`` are statements with ``:cut``, the oldest time that is kept."""
+    """Rows to delete, a slice at a time.
+
+    Attributes:
+        sources: whose rows.
+        limit: rows before it are deleted (UTC unix seconds).
+        then: statements for after a slice, with ``:cut``, the oldest time that is kept.
+    """
 
     sources: Sequence[_Source]
     limit: float

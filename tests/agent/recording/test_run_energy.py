@@ -7,7 +7,7 @@ import sqlite3
 
 import pytest
 
-from gputui.agent.recording.run_energy import settle
+from gputui.agent.recording.sample_rollups import add_energy_readings
 from gputui.store import placements
 from gputui.store.attempts import run_cost
 from gputui.store.placements import PlacementView
@@ -40,7 +40,7 @@ def test_an_attempt_is_charged_for_its_own_time_alone(connection: sqlite3.Connec
     attempt(connection, 1, START + 103, START + 3703)
     for gpu in (0, 1):
         read(connection, gpu, 0, 5000)
-    settle(connection, START + 4000)
+    add_energy_readings(connection, START + 4000)
     cost = run_cost(connection, "a-1", START + 9000)
     assert cost.energy_joules == pytest.approx(2 * 400.0 * 3600)
     assert (cost.gpu_hours, cost.energy_is_partial, cost.attempts[0].is_final) == (2.0, False, True)
@@ -60,7 +60,7 @@ def test_it_grows_while_the_attempt_runs_and_no_reading_counts_twice(connection:
     for begin in range(0, 3600, 300):
         read(connection, 0, begin, begin + 300, base=400.0 * begin)
         for _ in range(3):
-            settle(connection, START + begin + 300)
+            add_energy_readings(connection, START + begin + 300)
     cost = run_cost(connection, "a-1", START + 3600)
     assert cost.energy_joules == pytest.approx(400.0 * 3595)
     assert not cost.attempts[0].is_final
@@ -70,7 +70,7 @@ def test_the_counter_went_on_while_nobody_read_it(connection: sqlite3.Connection
     attempt(connection, 1, START, START + 3600, gpus=1)
     read(connection, 0, 0, 600)
     read(connection, 0, 3000, 4000, base=400.0 * 3000)
-    settle(connection, START + 5000)
+    add_energy_readings(connection, START + 5000)
     assert run_cost(connection, "a-1", START).energy_joules == pytest.approx(400.0 * 3600)
 
 
@@ -78,8 +78,8 @@ def test_a_gpu_without_a_counter_is_unknown_and_said_to_be(connection: sqlite3.C
     attempt(connection, 1, START, START + 1000)
     attempt(connection, 2, START + 2000, None, gpus=1)
     read(connection, 0, 0, 1200)
-    settle(connection, START + 1300)
-    settle(connection, START + 2010)
+    add_energy_readings(connection, START + 1300)
+    add_energy_readings(connection, START + 2010)
     cost = run_cost(connection, "a-1", START + 5600)
     assert cost.energy_is_partial
     assert cost.energy_joules == pytest.approx(400.0 * 1000)
@@ -102,7 +102,7 @@ def test_of_a_gpu_that_two_trials_share_each_is_charged_its_part(connection: sql
         (START + 1000, START + 3000),
     )
     read(connection, 0, -10, 5000)
-    settle(connection, START + 4000)
+    add_energy_readings(connection, START + 4000)
     costs = [run_cost(connection, run_id, START + 9000) for run_id in ("a-1", "b-1")]
     assert [cost.energy_joules for cost in costs] == [pytest.approx(400.0 * 1500)] * 2
     assert [cost.gpu_hours for cost in costs] == [pytest.approx(1500 / 3600)] * 2
