@@ -55,16 +55,19 @@ class HealthMonitor:
     """Checks all live attempts of one state directory, in rounds that may take several turns.
 
     An unexpected error must end neither the agent nor the checks of other runs.
+
+    Attributes:
+        due_at: the next round (monotonic).
+        scan: the machine's processes; one scan serves the whole round.
+        waiting: the attempts still to be checked in this round, the next one last.
+        shared: GPUs of several attempts, whose load says nothing about one of them.
     """
 
     context: AgentContext
     barrier: ErrorBarrier
     due_at: float = float("-inf")
-    # One scan of the machine's processes serves the whole round.
     scan: ProcessScan | None = None
-    # Attempts still to be checked in this round, the next one last.
     waiting: list[LiveAttempt] = field(default_factory=list)
-    # GPUs of several attempts: their load says nothing about one of them.
     shared: frozenset[str] = frozenset()
 
     def turn(self, living: Collection[LiveAttempt]) -> None:

@@ -46,8 +46,10 @@ def dump_stacks(
     """Write the table of processes to ``folder``, and let the ranks write their stacks to their logs in
     ``attempt_dir``.
 
-    Return the rank that holds up the others, as `lagging_rank` does. Afterwards the ranks have ended, unless
-    they took longer than ABORT_SECONDS.
+    Afterwards the ranks have ended, unless they took longer than ABORT_SECONDS.
+
+    Returns:
+        The rank that holds up the others, and what it does, as `lagging_rank`; None if it is unknown.
     """
     ranks = [process for process in processes if process.rank is not None]
     others = [process.identity for process in processes if process.rank is None]
@@ -83,8 +85,7 @@ def _stacks_in(log_text: str) -> list[Stack]:
 
 
 def abort(targets: Sequence[AttemptProcess], launchers: Sequence[ProcessIdentity] = ()) -> None:
-    """Make processes write their stacks and end; return when they have, or after at most twice
-    ABORT_SECONDS."""
+    """Make processes write their stacks and end; wait for that at most twice ABORT_SECONDS."""
     # A launcher that sees one rank end would send SIGTERM to the others before they have written
     # their stacks.
     for process in launchers:

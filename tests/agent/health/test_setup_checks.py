@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from gputui.agent.health.setup_checks import PRINTED_LINES, missing_metrics
+from gputui.agent.health.watched import PRINTED_LINES, missing_metrics
 from gputui.runs.spec import CheckpointSpec, MetricsSpec, RunSpec
 from tests.tables import table
 
