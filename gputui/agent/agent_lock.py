@@ -24,8 +24,12 @@ class AgentLock:
 
     @classmethod
     def take(cls, path: Path) -> AgentLock:
-        """Take the lock. Raises AgentRunningError if another process holds it, OSError if the file
-        cannot be used."""
+        """Take the lock.
+
+        Raises:
+            AgentRunningError: another process holds it.
+            OSError: the file cannot be used.
+        """
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE_MODE)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

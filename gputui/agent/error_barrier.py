@@ -32,8 +32,10 @@ _ROW_ERRORS = (sqlite3.IntegrityError, sqlite3.DataError, sqlite3.InterfaceError
 
 @dataclass(slots=True)
 class RecentError:
-    """An unexpected error: the run or step is skipped until ``rests_until`` (monotonic). ``reported`` is
-    the reported text, None after a success."""
+    """An unexpected error of a run or step, which is skipped until ``rests_until`` (monotonic).
+
+    ``reported`` is the text of its event, None after a success.
+    """
 
     rests_until: float = float("-inf")
     reported: str | None = None
@@ -44,9 +46,11 @@ class ErrorBarrier:
     """Runs and times the steps of a turn. Each fails alone, and so does each run: it is skipped for
     a while after an unexpected error, then tried again.
 
-    ``longest_seconds`` and ``longest_step`` describe this agent's longest turn. Of the current
-    turn, ``unwritable`` is why a write failed, and ``has_skipped_step`` says whether a step was
-    skipped.
+    Attributes:
+        unwritable: why a write failed in the current turn.
+        has_skipped_step: a step was skipped in the current turn.
+        longest_seconds, longest_step: this agent's longest turn, and the step that took most of it.
+        errors: those of runs and steps, by name and whether it is a run's.
     """
 
     context: AgentContext
@@ -64,8 +68,10 @@ class ErrorBarrier:
 
     @contextmanager
     def guard(self, name: str, *, is_run: bool = True) -> Iterator[None]:
-        """Catch unexpected errors in the handling of a run, or in a step. Repetitions of the same
-        error write one event. Raises sqlite3.Error if the database itself fails."""
+        """Catch unexpected errors in the handling of a run, or in a step of the turn.
+
+        Repetitions of the same error write one event. Raises sqlite3.Error if the database itself fails.
+        """
         recent = self.errors[name, is_run]
         try:
             yield

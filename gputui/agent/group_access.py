@@ -55,7 +55,7 @@ class GroupAccess:
         version = self.file.newer()
         if version is None:
             return
-        # The janitor, which reads the rest of the file, tells of a mistake in it.
+        # The janitor, which reads the rest of the file, reports a mistake in it.
         if not isinstance(version.content, ProfileError):
             self.group = version.content
             self.shared_until = 0.0
@@ -67,17 +67,18 @@ class GroupAccess:
 def share(workspace: Workspace, group: int, attempts: Iterable[Path]) -> None:
     """Let a group read a home and the folders of these attempts. Raises OSError."""
     database = workspace.database
-    sides = [database.with_name(database.name + suffix) for suffix in ("", "-wal", "-shm")]
-    paths = [workspace.state, *sides, workspace.agent_lock, workspace.runs]
+    database_files = [database.with_name(database.name + suffix) for suffix in ("", "-wal", "-shm")]
+    paths = [workspace.state, *database_files, workspace.agent_lock, workspace.runs]
     for attempt in attempts:
         run = attempt.parent.parent
-        paths += [run, run / "metrics.jsonl", attempt.parent, attempt, *_below(attempt)]
+        paths += [run, run / "metrics.jsonl", attempt.parent, attempt, *_shared_below(attempt)]
     for path in paths:
         with suppress(FileNotFoundError):
             _let_read(path, group)
 
 
 def _let_read(path: Path, group: int) -> None:
+    """Give a group the right to read a file or list a folder. Raises OSError."""
     status = path.stat()
     mode = SHARED_DIR_MODE if stat.S_ISDIR(status.st_mode) else SHARED_FILE_MODE
     if status.st_gid != group:
@@ -87,7 +88,7 @@ def _let_read(path: Path, group: int) -> None:
         path.chmod(mode)
 
 
-def _below(folder: Path) -> Iterator[Path]:
+def _shared_below(folder: Path) -> Iterator[Path]:
     """The folders of an attempt, and its logs."""
     for root, folders, files in os.walk(folder):
         yield from (Path(root, name) for name in folders)

@@ -43,8 +43,10 @@ class Purpose(StrEnum):
 
 
 class JobKey(NamedTuple):
-    """The asker of a job: only the same asker takes its result. ``attempt`` is the one that it is
-    about, live or next; ``subject`` tells several of one purpose apart."""
+    """The asker of a job: only the same asker takes its result.
+
+    ``attempt`` is the one that it is about, live or next; ``subject`` tells several of one purpose apart.
+    """
 
     purpose: Purpose
     run_id: str | None = None
@@ -61,8 +63,13 @@ class JobKey(NamedTuple):
 class Job(Generic[T]):
     """Slow work in a daemon thread, created by ``Jobs.start``.
 
-    ``deadline_seconds`` counts from ``begun_at`` (monotonic seconds), which is None while the job waits for a
-    thread. An urgent job waits for no other.
+    Attributes:
+        name: for messages.
+        deadline_seconds: counted from ``begun_at``.
+        is_urgent: it waits for no other job.
+        begun_at: monotonic; None while the job waits for a thread.
+        ended_at: monotonic; infinite until the work is over.
+        future: the result of the work, or its error.
     """
 
     jobs: Jobs
@@ -111,15 +118,17 @@ class Job(Generic[T]):
 class Jobs:
     """All jobs of one agent.
 
-    About ``at_once`` of them run beside the urgent ones, never more than THREADS_MOST; the others wait in
-    order. ``wake`` starts the loop's next turn from any thread; ``clock`` returns monotonic seconds.
+    Attributes:
+        wake: starts the loop's next turn from any thread.
+        clock: returns monotonic seconds.
+        at_once: about so many run beside the urgent ones, never more than THREADS_MOST; the others wait in order.
+        has_news: a job has ended since this was last reset.
     """
 
     wake: Callable[[], None]
     clock: Callable[[], float]
     at_once: int = JOBS_AT_ONCE
     has_news: bool = False
-    """A job has ended since this was last reset."""
     _asked: dict[JobKey, Job[Any]] = field(default_factory=dict)
     _started: list[Job[Any]] = field(default_factory=list)
     _waiting: deque[Job[Any]] = field(default_factory=deque)
@@ -139,8 +148,11 @@ class Jobs:
         return [job.name for job in self._started if not job.future.done()]
 
     def ask(self, key: JobKey, work: Callable[[], T], *, deadline_seconds: float) -> Job[T] | None:
-        """The job of this key once it is over, which is then forgotten; None before. It is started
-        if there is none, or if its result was not asked for within KEPT_SECONDS."""
+        """Start the job of this key unless it runs, and return it once it is over; None before.
+
+        A job that is returned is forgotten, and so is one whose result was not asked for within KEPT_SECONDS: the
+        next call starts another.
+        """
         self.turn()
         job = self._asked.get(key)
         if job is None:

@@ -44,8 +44,9 @@ _STAT_BLOCK_BYTES = 512
 
 
 def rotate(path: Path, limit_bytes: int = AGENT_LOG_BYTES) -> bool:
-    """Rotate the agent's log if it exceeds the limit; return whether it did. Two predecessors are
-    kept. Raises OSError.
+    """Rotate the agent's log if it exceeds the limit; return whether it did. Raises OSError.
+
+    Two predecessors are kept.
 
     The file is copied and truncated, not renamed, because the agent, the sampler and the process
     that started them keep it open for appending. Lines written during the copy are copied too.
@@ -76,12 +77,17 @@ class Quota(Struct, frozen=True):
 
 
 def trim(path: Path, quota: Quota, read_bytes: int | None = None) -> int | None:
-    """Trim a log that exceeds its quota; return the number of missing bytes, or None if there was nothing to
-    do.
+    """Punch a hole into the middle of a log that exceeds its quota.
 
-    ``read_bytes`` were read as metrics, None if it has none: unread bytes are kept, and so is the block
-    before them, which the reader uses to recognize the file. Raises OSError, also if the file system does not
-    support holes.
+    Args:
+        read_bytes: so many were read as metrics; None if the log has none. Unread bytes are kept, and so is the
+            block before them, which the reader uses to recognize the file.
+
+    Returns:
+        The number of missing bytes, or None if there was nothing to do.
+
+    Raises:
+        OSError: the file cannot be written, or its file system does not support holes.
     """
     status = path.stat()
     begin = quota.head_bytes // _BLOCK_BYTES * _BLOCK_BYTES

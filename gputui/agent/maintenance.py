@@ -64,14 +64,10 @@ class Maintenance:
         if now >= self.files_at:
             self.files_at = now + FILES_SECONDS
             rotate(self.context.workspace.agent_log)
-            delete_old_tickets(self.context)
-
-
-def delete_old_tickets(context: AgentContext) -> None:
-    """Delete specifications whose command was withdrawn: they may contain secrets."""
-    for path in (context.workspace.state / "inbox").glob("*.json*"):
-        if context.now() - path.stat().st_mtime > TICKET_SECONDS:
-            path.unlink()
+            # Specifications whose command was withdrawn may contain secrets.
+            for path in (self.context.workspace.state / "inbox").glob("*.json*"):
+                if self.context.now() - path.stat().st_mtime > TICKET_SECONDS:
+                    path.unlink()
 
 
 def note_predecessor(context: AgentContext) -> None:
@@ -91,8 +87,10 @@ def note_predecessor(context: AgentContext) -> None:
 
 @dataclass(slots=True)
 class OrphanWatch:
-    """Reports each orphan once, when two scans in a row find it: a process may outlive its attempt
-    for a moment. ``unclaimed`` are the orphans of the last scan."""
+    """Reports each orphan once, when two scans in a row find it: a process may outlive its attempt.
+
+    ``unclaimed`` are the orphans of the last scan.
+    """
 
     context: AgentContext
     next_at: float = 0.0
@@ -128,8 +126,10 @@ class OrphanWatch:
 
 @dataclass(slots=True)
 class RunSizes:
-    """Measures the folder of each run that is over once, so that lists of runs are quick. ``unreadable``
-    are the ends of those that could not be."""
+    """Measures the folder of each run that is over once, so that lists of runs are quick.
+
+    ``unreadable`` are the run and the end (UTC unix seconds) of those whose folder cannot be measured.
+    """
 
     context: AgentContext
     next_at: float = 0.0

@@ -34,24 +34,19 @@ def move_to_removed(workspace: Workspace, run_id: str) -> Path | None:
     if not folder.exists():
         return None
     _removed_dir(workspace).mkdir(mode=PRIVATE_DIR_MODE, exist_ok=True)
-    return folder.rename(_free_place(workspace, run_id))
+    return folder.rename(_unused_folder(workspace, run_id))
 
 
 def _removed_dir(workspace: Workspace) -> Path:
     return workspace.state / "removed"
 
 
-def _free_place(workspace: Workspace, run_id: str) -> Path:
-    """The first free ``run_id.N``: a removed run may have had the same id."""
+def _unused_folder(workspace: Workspace, run_id: str) -> Path:
+    """The first ``RUN_ID.N`` that does not exist: a removed run may have had the same id."""
     number = 1
-    while (place := _removed_dir(workspace) / f"{run_id}.{number}").exists():
+    while (folder := _removed_dir(workspace) / f"{run_id}.{number}").exists():
         number += 1
-    return place
-
-
-def _run_id_of(place: Path) -> str:
-    """The run whose folder was moved to `_free_place`."""
-    return place.name.rpartition(".")[0]
+    return folder
 
 
 def finish_removals(context: AgentContext) -> None:
@@ -60,13 +55,13 @@ def finish_removals(context: AgentContext) -> None:
     removed = _removed_dir(context.workspace)
     if not removed.is_dir():
         return
-    for place in list(removed.iterdir()):
-        run_id = _run_id_of(place)
+    for folder in list(removed.iterdir()):
+        run_id = folder.name.rpartition(".")[0]
         origin = context.workspace.run_dir(run_id)
         if get_run(context.connection, run_id) is not None and not origin.exists():
-            place.rename(origin)
+            folder.rename(origin)
         else:
-            delete_folder(context, place)
+            delete_folder(context, folder)
 
 
 def delete_folder(context: AgentContext, folder: Path) -> None:
@@ -83,7 +78,9 @@ def _delete(folder: Path, executors: Executors) -> None:
         target = read_spec(folder / SPEC_FILE).target
     except SpecError as error:
         log.warning("%s: if it ran on a target, its files there stay: %s", folder.name, error)
-    if target is not None and target.get("kind") in EXECUTORS:
+    if target is not None and target.get("kind") not in EXECUTORS:
+        log.warning("%s: its files on its target stay: there is no target of kind %s", folder.name, target.get("kind"))
+    elif target is not None:
         try:
             executors.of(target).clear(folder, target)
         except OSError as error:

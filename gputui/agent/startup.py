@@ -128,8 +128,11 @@ def _take_over(workspace: Workspace) -> AgentLock | None:
 
 
 def _attach(workspace: Workspace, reporter: _Reporter, samples: FileOutput | None, ends_at: float) -> bool:
-    """Serve the outputs of this recorder beside another one; returns whether it is to record on,
-    because that one has ended. Raises RecordError."""
+    """Serve the outputs of this recorder beside another one. Raises RecordError.
+
+    Returns:
+        Whether to take over the recording, because the other recorder has ended.
+    """
     identity = read_identity(workspace)
     if identity is None or not identity.ready:
         time.sleep(POLL_SECONDS)
@@ -181,12 +184,12 @@ def _run(
     return 0
 
 
-_RAISED = (resource.RLIMIT_FSIZE, resource.RLIMIT_CPU, resource.RLIMIT_AS, resource.RLIMIT_NOFILE)
+_LIMITS_TO_RAISE = (resource.RLIMIT_FSIZE, resource.RLIMIT_CPU, resource.RLIMIT_AS, resource.RLIMIT_NOFILE)
 
 
 def raise_limits() -> None:
     """Raise the limits that would end this process or its writes to the hard ones."""
-    for number in _RAISED:
+    for number in _LIMITS_TO_RAISE:
         _, hard = resource.getrlimit(number)
         resource.setrlimit(number, (hard, hard))
 

@@ -22,7 +22,9 @@ Result = Mapping[str, Any]
 
 class RefusedError(Exception):
     """The command cannot be carried out; the message says why and what to do. Nothing was changed.
-    ``kind`` is for clients that are programs (`gputui.store.commands`)."""
+
+    ``kind`` is for clients that are programs (`gputui.store.commands`).
+    """
 
     def __init__(self, text: str, kind: str | None = None) -> None:
         super().__init__(text)
@@ -35,11 +37,11 @@ class UnansweredError(Exception):
 
 @dataclass(slots=True)
 class CommandRequest:
-    """A command for its handler, which works in a transaction: its changes are stored together with the
-    answer.
+    """A command for its handler, whose changes are stored together with the answer in one transaction.
 
-    ``undo`` takes back changes outside of the store if that fails; ``afterwards`` is done once they are
-    stored.
+    Attributes:
+        undo: takes back changes outside of the store if that fails.
+        afterwards: done once the changes are stored.
     """
 
     supervisor: Supervisor

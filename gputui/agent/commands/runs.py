@@ -146,8 +146,7 @@ def _new_name(request: CommandRequest, spec: RunSpec) -> str:
 
 
 def resume(request: CommandRequest) -> Result:
-    """Resume a run from its newest valid checkpoint, or from the one in ``from``, with parameters
-    changed by ``set``.
+    """Resume a run from its newest valid checkpoint, or from ``from``, with parameters changed by ``set``.
 
     A job reads the checkpoints. Until it is over, UnansweredError leaves the command pending, and
     this function is called again from its first line: the run may have changed meanwhile.
@@ -180,18 +179,12 @@ def _point_on_target(request: CommandRequest, target: Run) -> _StartingPoint:
     return _StartingPoint("the newest valid checkpoint on its target")
 
 
-class _SearchResult(NamedTuple):
-    """A choice, and the search that it was made for: the stored ledger is compared with it."""
-
-    search: CheckpointSearch
-    choice: CheckpointChoice
-
-
 def _point_on_this_machine(request: CommandRequest, search: CheckpointSearch) -> _StartingPoint:
-    """Choose a checkpoint on this machine, and store the ledger that contains it. Raises
-    RefusedError, and UnansweredError until the job is over.
+    """Choose a checkpoint on this machine, and store the ledger that contains it.
 
-    Only the first call's ``search`` is carried out, so that the result comes with its own.
+    Raises:
+        RefusedError: there is no usable checkpoint.
+        UnansweredError: the job is not over.
     """
     path = request.args.get("from")
     run_id = search.run_id
@@ -204,24 +197,24 @@ def _point_on_this_machine(request: CommandRequest, search: CheckpointSearch) ->
     if job is None:
         raise UnansweredError
     try:
-        result = job.result()
+        # The stored ledger is compared with the search of the first call, which was carried out.
+        searched, choice = job.result()
     except NotUsableError as error:
         kind = None if error.may_pass else commands.NO_CHECKPOINT
         raise RefusedError(str(error), kind) from error
     except OSError as error:
         why = f"{error.strerror or error}; see whether its file system answers"
         raise RefusedError(f"{folder}: {why}") from error
-    choice = result.choice
     if not choice.usable:
         kind = commands.NO_CHECKPOINT if choice.unreadable is None else None
         raise RefusedError(_no_checkpoint_text(run_id, folder, choice), kind)
-    write_ledger(request.connection, result.search, choice.rows)
+    write_ledger(request.connection, searched, choice.rows)
     best = choice.usable[0]
     return _StartingPoint(best.path.name, str(best.path), best.step, passed_over(choice.refused))
 
 
-def _choose(search: CheckpointSearch, path: Path | None) -> _SearchResult:
-    return _SearchResult(search, for_person(search, path))
+def _choose(search: CheckpointSearch, path: Path | None) -> tuple[CheckpointSearch, CheckpointChoice]:
+    return search, for_person(search, path)
 
 
 def _checked_changes(request: CommandRequest, target: Run) -> dict[str, Scalar]:

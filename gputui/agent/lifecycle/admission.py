@@ -41,15 +41,20 @@ LEAST_CPU_RANKS = 16
 
 @dataclass(slots=True)
 class Admission:
-    """Takes runs from the queue and starts their attempts."""
+    """Takes runs from the queue and starts their attempts.
+
+    Attributes:
+        holds: the GPUs that processes of ended attempts hold.
+        locks: the locks that all homes on this machine respect.
+        spawn: starts an attempt, given its executor and the descriptors of its GPU locks.
+        short_since: since when GPUs of a run are missing, by run id (monotonic).
+    """
 
     context: AgentContext
     barrier: ErrorBarrier
     holds: GpuHolds
     locks: GpuLocks
-    # Starts an attempt, given its executor and the descriptors of its GPU locks.
     spawn: Callable[[Attempt, Executor, Sequence[int]], None]
-    # Since when GPUs of a run are missing, by run id (monotonic).
     short_since: dict[str, float] = field(default_factory=dict)
     # As stored for the views.
     _locked_by: dict[str, str | None] = field(default_factory=dict)
@@ -88,7 +93,7 @@ class Admission:
             not_yet=lambda run: waiting.not_yet.get(run.run_id),
             share_of=partial(self._share_of, {}),
         )
-        missed_long = self._long_waiting(outcomes)
+        lacking_gpus = self._runs_lacking_gpus(outcomes)
         is_done = True
         is_one_started = False
         reasons: list[tuple[str, str]] = []
@@ -100,9 +105,12 @@ class Admission:
                 elif not self.barrier.is_resting(run_id):
                     is_one_started = True
                     with self.barrier.guard(run_id):
-                        if self._may_start(outcome.run):
+                        # What the new attempt finds must be known before it starts.
+                        run = outcome.run
+                        is_prepared = self._knows_ends_of_files(run) and lists_files_before(context, run)
+                        if is_prepared and check_before_start(context, run):
                             self._start(outcome)
-            elif run_id in missed_long:
+            elif run_id in lacking_gpus:
                 with self.barrier.guard(run_id):
                     self._continue_with_fewer(outcome)
             elif outcome.run.waiting_for != outcome.reason:
@@ -133,7 +141,7 @@ class Admission:
         peak = peaks[spec.study_id].get(facts.name)
         return trials_on_gpu(round(1 / spec.gpus.share), gpu.total_bytes, foreign, peak)
 
-    def _long_waiting(self, outcomes: Sequence[Start | Wait]) -> set[str]:
+    def _runs_lacking_gpus(self, outcomes: Sequence[Start | Wait]) -> set[str]:
         """The runs that have lacked GPUs for MISSING_SECONDS that only a person or the driver can
         bring back. An unresponsive driver does not count."""
         now = self.context.monotonic()
@@ -184,12 +192,6 @@ class Admission:
             repository.set_gpu_count(connection, run.run_id, remaining)
             text = f"{reason}: {result.note}"
             self.context.note("gpus_reduced", text, run.run_id, severity="warning")
-
-    def _may_start(self, run: Run) -> bool:
-        """Return whether what a new attempt finds is known. Raises sqlite3.Error."""
-        if not self._knows_ends_of_files(run) or not lists_files_before(self.context, run):
-            return False
-        return check_before_start(self.context, run)
 
     def _knows_ends_of_files(self, run: Run) -> bool:
         """Return whether the ends of the run's metrics files are known, behind which the new

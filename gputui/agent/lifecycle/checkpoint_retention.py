@@ -36,8 +36,13 @@ PRUNE_SECONDS = 1800.0
 
 @dataclass(slots=True)
 class CheckpointRetention:
-    """Prunes the checkpoints of runs after scans, one job per run, with what it keeps. ``pruned`` is
-    the newest entry of a run's ledger when its checkpoints were last pruned."""
+    """Prunes the checkpoints of runs after scans, in one job per run.
+
+    Attributes:
+        noted: the runs to look at.
+        jobs: what the job of a run keeps, and the job.
+        pruned: the newest entry of a run's ledger when its checkpoints were last pruned.
+    """
 
     context: AgentContext
     noted: set[str] = field(default_factory=set)
@@ -73,7 +78,7 @@ class CheckpointRetention:
         if search is None:
             return
         self.pruned[run_id] = newest
-        keep = self._keep(run, spec.checkpoints, spec.checkpoints.keep)
+        keep = self._what_to_keep(run, spec.checkpoints, spec.checkpoints.keep)
         name = f"removing old checkpoints of {run_id}"
         work = partial(prune, search, keep)
         self.jobs[run_id] = keep, context.jobs.start(name, work, deadline_seconds=PRUNE_SECONDS)
@@ -97,9 +102,8 @@ class CheckpointRetention:
             return newest
         return None
 
-    def _keep(self, run: Run, spec: CheckpointSpec, newest: int) -> Keep:
-        """What is kept: of a run that recovery may bring back at least what that may go back over, and
-        what other runs name."""
+    def _what_to_keep(self, run: Run, spec: CheckpointSpec, newest: int) -> Keep:
+        """At least what recovery may go back over, if it may bring the run back, and what other runs name."""
         roles = run.roles
         best = spec.keep_best
         if best == roles.best and roles.mode is not None:
@@ -143,7 +147,7 @@ class CheckpointRetention:
 
 
 def _named_paths(run: Run) -> set[str]:
-    """What may be paths in the command of a run, as ``--weights=step_40.pt`` is, and where it begins."""
+    """The possible paths in the command of a run, as in ``--weights=step_40.pt``, and where it begins."""
     spec = known_spec(run)
     if spec is None:
         return set()

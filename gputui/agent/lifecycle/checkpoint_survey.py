@@ -80,10 +80,11 @@ class _KeptLedger(Struct):
 def search_now(
     context: AgentContext, run: Run, ended_at: float | None = None, *, ended_well: bool = False
 ) -> CheckpointSearch | None:
-    """Input of a scan for the run's checkpoints; None if there can be none, or if only its target sees them.
+    """The input of a scan for the run's checkpoints; None if there can be none, or if only its target sees them.
 
-    ``ended_at`` (UTC unix seconds) is the end of its newest attempt if the row does not have it yet,
-    ``ended_well`` if that was with code 0.
+    Args:
+        ended_at: the end of the newest attempt (UTC unix seconds) if its row does not have it yet.
+        ended_well: that attempt ended with code 0.
     """
     connection = context.connection
     workspace = context.workspace
@@ -124,8 +125,10 @@ def search_now(
 def _metric_folders(
     connection: Connection, run_id: str, neighbours: Iterable[Neighbour], folder: Path
 ) -> Iterator[str]:
-    """The folders below a run's folder in which it writes metrics and none of its neighbours does, as those are that
-    a library makes for each run; none where a neighbour writes metrics nowhere, whose files may lie anywhere."""
+    """The folders below a run's folder in which it alone writes metrics, as those that a library makes for each run.
+
+    None if a neighbour writes metrics nowhere: its files may lie anywhere.
+    """
     root = Path(os.path.realpath(folder))
     their_folders: list[Path] = []
     for neighbour in neighbours:
@@ -142,15 +145,13 @@ def _metric_folders(
 def _folders_of_sources(connection: Connection, run_id: str, root: Path) -> set[Path]:
     """The folders below ``root`` of the files in which a run writes metrics."""
     rows = connection.execute("SELECT path, format FROM metric_sources WHERE run_id = ?", (run_id,)).fetchall()
-    folders = {_folder_of_source(PurePath(path), kind) for path, kind in rows}
+    folders = set()
+    for path, kind in rows:
+        # A tracker's source may be the folder itself.
+        is_folder = kind in TRACKERS and not fnmatch(PurePath(path).name, PurePath(TRACKERS[kind].pattern).name)
+        folder = path if is_folder else str(PurePath(path).parent)
+        folders.add(fixed_part(folder))
     return {folder for folder in folders if folder != root and folder.is_relative_to(root)}
-
-
-def _folder_of_source(path: PurePath, kind: str) -> Path:
-    """The folder of a source: a tracker's may be the folder itself."""
-    is_folder = kind in TRACKERS and not fnmatch(path.name, PurePath(TRACKERS[kind].pattern).name)
-    folder = path if is_folder else path.parent
-    return fixed_part(str(folder))
 
 
 def write_ledger(connection: Connection, search: CheckpointSearch, rows: Sequence[CheckpointRow]) -> None:
@@ -195,8 +196,8 @@ def keep(attempt_folder: Path, rows: Rows, at: float) -> None:
 
 
 def restore(connection: Connection, run_id: str, run_dir: Path) -> None:
-    """Put the ledger that the newest attempt of a run kept, if one can be read, in the place of the
-    stored one, in the caller's transaction."""
+    """Replace the stored ledger by the one that the newest attempt of a run kept, if one can be read, in the
+    caller's transaction."""
     files = [path for path in run_dir.glob(f"attempts/*/{LEDGER_FILE}") if path.parent.name.isdigit()]
     for file in sorted(files, key=lambda path: int(path.parent.name), reverse=True):
         with suppress(OSError, ValueError, msgspec.MsgspecError):
@@ -285,8 +286,10 @@ def store_scan(connection: Connection, number: int, folder_scan: CheckpointScan)
 
 @dataclass(slots=True)
 class _Watch:
-    """The scans for one attempt's checkpoints: when the next is due (monotonic), and the one that
-    runs."""
+    """The scans for one attempt's checkpoints.
+
+    ``due_at`` is when the next one is due (monotonic), ``job`` the one that runs.
+    """
 
     due_at: float = -math.inf
     job: Job[CheckpointScan] | None = None
@@ -295,14 +298,16 @@ class _Watch:
 
 @dataclass(slots=True)
 class CheckpointSurveys:
-    """Scans the checkpoint folders of all live attempts, by run id and number, one job per run.
-    ``on_scan`` is called with the run of each scan."""
+    """Scans the checkpoint folders of all live attempts, in one job per run.
+
+    ``on_scan`` is called with the run of each scan.
+    """
 
     context: AgentContext
     on_scan: Callable[[str], None] = lambda _run_id: None
     _watches: dict[tuple[str, int], _Watch] = field(default_factory=dict)
 
-    def hasten(self, run_id: str, number: int) -> None:
+    def scan_soon(self, run_id: str, number: int) -> None:
         """Scan for an attempt's checkpoints in the next turn."""
         self._watches.setdefault((run_id, number), _Watch()).due_at = -math.inf
 

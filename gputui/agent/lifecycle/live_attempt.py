@@ -35,9 +35,19 @@ UNKILLABLE_SECONDS = 30.0
 class PostmortemTask(Struct, frozen=True):
     """Input of a postmortem.
 
-    ``checkpoints`` is None if the profile names none; ``unanswered`` is why their folder must not be read.
-    Without ``reads_logs`` it is concluded from the exit alone, because something in the logs could not be
-    examined. ``shared_with`` are runs that used its GPU near the end.
+    Attributes:
+        folder: the attempt's.
+        exit_record: what its executor wrote at the end; None if that died.
+        survivors: processes that cannot be killed.
+        rebooted: the machine went down while the attempt ran.
+        ended_at: UTC unix seconds.
+        checkpoints: None if the profile names none.
+        observed: what was observed while it ran, and ended it.
+        unanswered: why the folder of checkpoints must not be read.
+        reads_logs: false if something in the logs could not be examined: the exit alone counts.
+        shared_with: runs that used its GPU near the end.
+        gpus: its GPUs, and the use of their memory near the end.
+        last_step_at: UTC unix seconds; None if its lines have no times of their own.
     """
 
     resolved: ResolvedRun
@@ -59,9 +69,11 @@ class PostmortemTask(Struct, frozen=True):
 class PostmortemResult(NamedTuple):
     """Result of a postmortem, redacted.
 
-    ``incident`` is the cause if the attempt failed. ``checkpoints`` is the updated ledger, after a failure
-    with candidates to resume from; None if the profile names no checkpoints. ``unmatched``: the pattern never
-    matched a file.
+    Attributes:
+        incident: the cause if the attempt failed.
+        checkpoints: the updated ledger, after a failure with candidates to resume from; None if the profile
+            names no checkpoints.
+        unmatched: the pattern of checkpoints, if it never matched a file.
     """
 
     evidence: Evidence
@@ -79,11 +91,14 @@ class Serving:
 
 @dataclass(slots=True)
 class Sweeping:
-    """The executor has ended; its leftover processes are being killed since ``since`` (monotonic).
+    """The executor has ended; its leftover processes are being killed.
 
-    ``is_reading_rest``: its metrics files hold more than one turn can read. No process was left at
-    ``ended_clock`` (monotonic), which is ``ended_at`` (UTC unix seconds). ``awaits`` is what has to happen
-    next, as the end of a sentence.
+    Attributes:
+        since: when the first signal was sent (monotonic).
+        is_reading_rest: its metrics files hold more than one turn can read.
+        ended_at: when no process was left (UTC unix seconds).
+        ended_clock: the same by the monotonic clock.
+        awaits: what has to happen next, as the end of a sentence.
     """
 
     since: float | None = None
@@ -93,8 +108,11 @@ class Sweeping:
     awaits: str = ""
 
     def end_leftovers(self, leftovers: list[ProcessIdentity], now: float) -> bool:
-        """Signal the leftover processes: SIGTERM first, SIGKILL later. True if they have survived
-        that for too long. ``now`` is monotonic."""
+        """Signal the leftover processes: SIGTERM first, SIGKILL later; ``now`` is monotonic.
+
+        Returns:
+            Whether they have survived that for too long.
+        """
         is_first = self.since is None
         if self.since is None:
             self.since = now
@@ -121,23 +139,29 @@ Phase = Serving | Sweeping | Postmortem
 
 @dataclass(slots=True)
 class LiveAttempt:
-    """An attempt that may have live processes, of the run that is ``resolved``. Times are
-    monotonic."""
+    """An attempt that may have live processes.
+
+    Attributes:
+        record: its row.
+        executor: the process that serves it.
+        resolved: its run.
+        served_since: when this executor was started (monotonic).
+        placement: the stored placement; None on this machine, or before the first report.
+        reports_read_at: when the reports of a remote executor were last read (monotonic).
+        seen_at: when this agent last saw a process of it (UTC unix seconds).
+        over_since: when its end was noticed (monotonic).
+        is_late: the log says that its end takes long.
+    """
 
     record: Attempt
     executor: ExecutorProcess
     resolved: ResolvedRun
-    # When this executor was started.
     served_since: float = -math.inf
     phase: Phase = field(default_factory=Serving)
     watched: WatchedAttempt | None = None
-    # The stored placement; None on this machine, or before the first report.
     placement: PlacementView | None = None
-    # When the reports of a remote executor were last read.
     reports_read_at: float = -math.inf
-    # When this agent last saw a process of it (UTC unix seconds).
     seen_at: float | None = None
-    # When its end was noticed, and whether the log says that it takes long since.
     over_since: float | None = None
     is_late: bool = False
 

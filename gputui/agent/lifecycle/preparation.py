@@ -43,8 +43,13 @@ class UnusableSpecError(LaunchError):
 
 
 class Grant(NamedTuple):
-    """The resources of an attempt: its executor, the indices of its GPUs, the lock files that the
-    executor holds for them, and the part of its GPU that it takes."""
+    """The resources of an attempt.
+
+    Attributes:
+        indices: of its GPUs.
+        lock_files: which the executor holds for them.
+        gpu_share: the part of its GPU that it takes.
+    """
 
     executor: Executor
     indices: Sequence[int]
@@ -53,8 +58,12 @@ class Grant(NamedTuple):
 
 
 class _Prepared(NamedTuple):
-    """An attempt whose folder is written. ``created_at`` is UTC unix seconds; ``ends`` are where its
-    metrics begin."""
+    """An attempt whose folder is written.
+
+    Attributes:
+        created_at: UTC unix seconds.
+        ends: the ends of the metrics files, behind which its lines begin, by source.
+    """
 
     number: int
     created_at: float
@@ -66,10 +75,13 @@ class _Prepared(NamedTuple):
 
 def prepare_attempt(context: AgentContext, start: Start, grant: Grant) -> Attempt:
     """Prepare the next attempt: its folder, leases, row, and the position where its metrics begin.
-    Leases of the run besides those of ``start`` end.
 
-    Raises LaunchError (UnusableSpecError if a retry is pointless) or sqlite3.Error. At worst an
-    unused folder remains.
+    Leases of the run besides those of ``start`` end. After an error an unused folder may remain.
+
+    Raises:
+        UnusableSpecError: the run can never be started.
+        LaunchError: it cannot be started now.
+        sqlite3.Error: nothing can be stored now.
     """
     try:
         prepared = _write_folder(context, start, grant)
@@ -130,8 +142,8 @@ def _write_folder(context: AgentContext, start: Start, grant: Grant) -> _Prepare
         plan["keeps_code"] = run.not_before is not None
     folder = run_dir / "attempts" / str(number)
     ends = ingest.ends.of(run.run_id)
-    for below in ("", "nodes", FIRST_NODE):
-        (folder / below).mkdir(mode=PRIVATE_DIR_MODE, exist_ok=True)
+    for name in ("", "nodes", FIRST_NODE):
+        (folder / name).mkdir(mode=PRIVATE_DIR_MODE, exist_ok=True)
     plan["metrics_bytes"] = ingest.ends.sizes(run.run_id, ends)
     write_private(folder / "attempt.json", {**launch.to_json(), **plan})
     return _Prepared(number, now, folder, spec, launch, ends)
@@ -180,10 +192,11 @@ def _write_rows(context: AgentContext, start: Start, grant: Grant, prepared: _Pr
 def _runner_fields(
     spec: RunSpec, run_dir: Path, build: Callable[..., Launch], history: list[dict[str, Any]]
 ) -> dict[str, Any]:
-    """Fields of attempt.json for a runner: the target, the requested resources, and how to resume from a
-    checkpoint that it finds there, with NEWEST_CHECKPOINT as placeholder.
+    """The fields of attempt.json for a runner: the target, the requested resources, and how to resume.
 
-    ``history`` are the attempts whose checkpoints the first start may use.
+    Args:
+        build: makes the command, given a checkpoint; here NEWEST_CHECKPOINT stands for one on the target.
+        history: the attempts whose checkpoints the first start may use.
     """
     folder = checkpoint_directory(spec, run_dir)
     resume: dict[str, Any] | None = None

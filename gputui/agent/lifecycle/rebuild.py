@@ -51,12 +51,14 @@ log = logging.getLogger(__name__)
 
 
 def rebuild(context: AgentContext) -> list[str]:
-    """Add the runs and attempts that only the run folders know; return the ids of changed runs that
-    are over, whose metrics are still to be read (`execution.read_rest`).
+    """Add the runs and attempts that only the run folders know.
 
     A run has the state in which its newest attempt left it, with the incidents that its folder
     keeps. An ended run stays ended; a live one is adopted. The folder of a launch that a killed
     agent did not complete is deleted, because the launch command is repeated.
+
+    Returns:
+        The ids of changed runs that are over, whose metrics are still to be read (`execution.read_rest`).
     """
     tickets = ticket_inodes(context.workspace)
     folders = [entry for entry in context.workspace.runs.iterdir() if entry.is_dir()]
@@ -64,7 +66,7 @@ def rebuild(context: AgentContext) -> list[str]:
     for folder in sorted(folders, key=lambda entry: entry.stat().st_mtime):
         try:
             run = get_run(context.connection, folder.name)
-            if run is None and _is_cut_launch(folder, tickets):
+            if run is None and _is_incomplete_launch(folder, tickets):
                 shutil.rmtree(folder)
             elif _read_back(context, folder, run):
                 changed.append(folder.name)
@@ -98,7 +100,7 @@ def follow_moved_home(context: AgentContext) -> None:
         connection.executemany("UPDATE OR IGNORE metric_sources SET path = ? WHERE source_id = ?", moved)
 
 
-def _is_cut_launch(folder: Path, tickets: Collection[int]) -> bool:
+def _is_incomplete_launch(folder: Path, tickets: Collection[int]) -> bool:
     """Return whether the folder has nothing but the ticket of a launch that was not completed."""
     content = list(folder.iterdir())
     has_only_spec = [entry.name for entry in content] == [SPEC_FILE]
@@ -107,9 +109,10 @@ def _is_cut_launch(folder: Path, tickets: Collection[int]) -> bool:
 
 def _read_back(context: AgentContext, folder: Path, run: Run | None) -> bool:
     """Add a run, or those of its attempts that the database does not know because it was restored from a
-    backup; False if there are none.
+    backup. Raises sqlite3.Error, and what reading the folder raises.
 
-    Raises sqlite3.Error, and what reading the folder raises.
+    Returns:
+        Whether something was added.
     """
     newest_stored = 0 if run is None else run.attempt
     if run is not None and all(number <= newest_stored for number in attempt_numbers(folder)):
@@ -134,8 +137,15 @@ class _DamagedPlanError(Exception):
 
 
 class _Plan(Struct, frozen=True):
-    """The part of attempt.json that `Launch` has not. ``created_at`` is UTC unix seconds;
-    ``metrics_bytes`` is the size of each metrics file at the attempt's begin."""
+    """The part of attempt.json that `Launch` has not.
+
+    Attributes:
+        created_at: UTC unix seconds.
+        gpus: UUIDs.
+        metrics_bytes: the size of each metrics file at the attempt's begin.
+        resume_from: the path of a checkpoint.
+        gpu_share: the part of its GPU that it takes.
+    """
 
     run_id: str
     created_at: float
@@ -147,8 +157,10 @@ class _Plan(Struct, frozen=True):
 
 
 class _Attempt(NamedTuple):
-    """An attempt as read from its folder. ``started`` and ``ended`` are the records of its
-    executor, None before it has written them."""
+    """An attempt as read from its folder.
+
+    ``started`` and ``ended`` are the records of its executor, None before it has written them.
+    """
 
     number: int
     plan: _Plan

@@ -95,7 +95,7 @@ def open_metrics(ingest: MetricsIngest, run_id: str, spec: RunSpec, run_dir: Pat
 
 
 def overlap(folder: Path, another: Path) -> bool:
-    """Whether one of the two folders is the other or lies in it."""
+    """Return whether one of the two folders is the other or lies in it."""
     return folder.is_relative_to(another) or another.is_relative_to(folder)
 
 
@@ -113,8 +113,12 @@ def source_path(source: MetricsSpec, spec: RunSpec, run_dir: Path) -> str:
 
 
 class ResolvedRun(Struct, frozen=True):
-    """A run's specification, parsed when its attempt is launched or adopted. ``spec`` is the
-    stored, redacted one; ``redactor`` (of its secrets) comes from the run's private file."""
+    """A run's specification, parsed when its attempt is launched or adopted.
+
+    Attributes:
+        spec: the stored, redacted one.
+        redactor: hides the secrets of the run's private file.
+    """
 
     spec: RunSpec
     policy: Policy
@@ -154,8 +158,12 @@ class NextPhase(NamedTuple):
 
 
 def next_phase(connection: sqlite3.Connection, spec: RunSpec, attempt: Attempt) -> NextPhase | None:
-    """The phase after the attempt's, once the attempt has written the checkpoint that ends its
-    phase, or a later one; None before, and in the last phase. Raises sqlite3.Error."""
+    """The phase after the attempt's, once the attempt has written the checkpoint that ends its phase, or a
+    later one. Raises sqlite3.Error.
+
+    Returns:
+        None before, and in the last phase.
+    """
     begun = 0
     if attempt.resumed_from is not None:
         # Names count steps as the profile does; the ledger counts like the metrics, from 0.

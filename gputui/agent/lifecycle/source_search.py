@@ -53,8 +53,10 @@ SOURCES_FILE = "sources.json"
 
 
 class NewSource(NamedTuple):
-    """A source that an attempt has begun to write, with the state of its file before the attempt; None if the attempt
-    made the file."""
+    """A source that an attempt has begun to write.
+
+    ``begin`` is the state of its file before the attempt; None if the attempt made the file.
+    """
 
     source: FoundSource
     begin: SourceState | None
@@ -102,8 +104,15 @@ class FileSearch:
     disputed: list[str] = field(default_factory=list)
 
     def look(self, rivals: Collection[str]) -> list[NewSource]:
-        """The sources among files that the attempt has written. Where ``rivals``, other live runs, have or had the same
-        folders, only of files that its own processes hold open. Raises OSError."""
+        """Look for the files with metrics that the attempt has written. Raises OSError.
+
+        Args:
+            rivals: other live runs that have or had the same folders; with any, only the files count that the
+                attempt's own processes hold open.
+
+        Returns:
+            All sources so far.
+        """
         processes = processes_of(self.run_dir, self.number)
         open_files = held_files(process.pid for process in processes)
         sizes = self._sizes(open_files)
@@ -111,7 +120,11 @@ class FileSearch:
         if self.new_sources is None:
             self.new_sources = _stored_sources(self.folder)
         already = len(self.new_sources)
-        changed = {path: size for path, (size, at) in sizes.items() if self._is_changed(before.get(path), size, at)}
+        changed: dict[str, int] = {}
+        for path, (size, modified_at) in sizes.items():
+            state = before.get(path)
+            if modified_at >= self.begun_at or (state is not None and state.byte_offset != size):
+                changed[path] = size
         written = frozenset(map(Path, changed))
         for path, size in changed.items():
             is_own = path in open_files or path.startswith(f"{self.run_dir}/") or not rivals
@@ -130,10 +143,6 @@ class FileSearch:
         if len(self.new_sources) > already:
             write_private(self.folder / SOURCES_FILE, {"sources": msgspec.to_builtins(self.new_sources)})
         return [*self.new_sources]
-
-    def _is_changed(self, before: SourceState | None, size: int, modified_at: float) -> bool:
-        """Return whether a file was written since the attempt was created."""
-        return modified_at >= self.begun_at or (before is not None and before.byte_offset != size)
 
     @property
     def folder(self) -> Path:
@@ -165,8 +174,10 @@ class FileSearch:
         return is_below and fnmatchcase(path.name, TRACKERS["tensorboard"].pattern)
 
     def _before(self, sizes: Mapping[str, tuple[int, float]]) -> Mapping[str, SourceState]:
-        """The states of the files before the attempt, none of an empty one: kept in its folder, for the next agent. If
-        nobody listed them before the attempt began, they are those of the files that did not change since."""
+        """The states of the files before the attempt, none of an empty one; kept in its folder for the next agent.
+
+        If nobody listed them before the attempt began, they are those of the files that did not change since.
+        """
         if self.before is not None:
             return self.before
         stored = FilesBefore.read(self.folder)
@@ -218,8 +229,11 @@ class FilesBefore(msgspec.Struct, frozen=True):
 
 
 def lists_files_before(context: AgentContext, run: Run) -> bool:
-    """List the files that are there before a run's next attempt in a job; True once that is done, or takes too long.
-    Until then the scheduler tries to start the run again, and calls this again."""
+    """List the files that are there before a run's next attempt, in a job.
+
+    Until that is done, or takes too long, the result is False: the scheduler tries to start the run again, and calls
+    this again.
+    """
     spec = spec_of(run)
     number = run.attempt + 1
     if not is_searched(context, spec):
@@ -256,16 +270,28 @@ def search_of(context: AgentContext, spec: RunSpec, run_id: str, number: int, be
         sink_target(template, spec.params, run_id=run_id, run_dir=str(run_dir)) for template in spec.sinks.values()
     )
     copies = [Path(target) for target in targets if target.startswith("/")]
-    return FileSearch(run_dir, number, workdir, context.workspace.state, begun_at, folders, spec.learns_metrics, copies)
+    return FileSearch(
+        run_dir,
+        number,
+        workdir,
+        state=context.workspace.state,
+        begun_at=begun_at,
+        event_folders=folders,
+        learns=spec.learns_metrics,
+        copies=copies,
+    )
 
 
 @dataclass(slots=True)
 class _Watch:
-    """The looks at one attempt's files: how many there were, when the next is due (monotonic), and the one
-    that runs.
+    """The looks at one attempt's files.
 
-    ``rivals`` are the runs that have or had the same folder meanwhile; ``last_since`` is when the last look
-    was asked for, after the attempt's end.
+    Attributes:
+        rivals: the runs that have or had the same folder meanwhile.
+        looks: how many there were.
+        due_at: the next one (monotonic).
+        job: the one that runs.
+        last_since: when the last look was asked for, after the attempt's end (monotonic).
     """
 
     search: FileSearch
@@ -347,7 +373,7 @@ class SourceSearches:
         if job is None or not job.is_over:
             return
         watch.job = None
-        watch.looks = watch.looks + 1
+        watch.looks += 1
         pause = FIRST_SECONDS if watch.looks < FIRST_LOOKS else LATER_SECONDS
         watch.due_at = self.context.monotonic() + pause
         try:

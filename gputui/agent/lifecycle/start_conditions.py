@@ -38,17 +38,20 @@ POLL_SECONDS = 1.0
 LOOK_SECONDS = 30.0
 PRUNE_SECONDS = 1800.0
 """Pruning first validates the checkpoints to keep, of any size."""
+# A condition of some room, for other than a checkpoint, asks for no more of the disk than this.
+ROOM_SHARE = 0.05
 # Choosing another checkpoint reads whole files.
 DEADLINE_SECONDS = 900.0
 
 
 @dataclass(slots=True)
 class RecoveryWaits:
-    """The waits of all recovering runs. ``next_due`` is the monotonic time of the next check,
-    infinite without such runs.
+    """The waits of all recovering runs.
 
     Only jobs read folders of checkpoints, whose file system may hang. A condition whose job is not
     over counts as unmet, and a later poll, which asks for the same job again, gets the result.
+
+    ``next_due`` is the monotonic time of the next check, infinite without such runs.
     """
 
     context: AgentContext
@@ -117,8 +120,8 @@ class RecoveryWaits:
             return None
         if condition.kind == "prune":
             return self._wait_for_pruning(run, condition.keep)
-        share = 0.05 if condition.kind == "room" else 1.0
-        return self._wait_for_room(run, folder, condition.bytes_needed, share)
+        most_share = ROOM_SHARE if condition.kind == "room" else 1.0
+        return self._wait_for_room(run, folder, condition.bytes_needed, most_share)
 
     def _wait_for_cooling(self, run: Run, margin_celsius: float) -> str | None:
         recorder = self.context.recorder
@@ -140,9 +143,8 @@ class RecoveryWaits:
                 return f"for GPU {facts.index} to cool to {below:.0f} °C (now {celsius:.0f} °C)"
         return None
 
-    def _wait_for_room(self, run: Run, folder: Path, needed: int, or_share: float) -> str | None:
-        """Wait until the disk has room for ``needed`` bytes, or for that share of the disk if it is
-        less."""
+    def _wait_for_room(self, run: Run, folder: Path, needed: int, most_share: float) -> str | None:
+        """Wait until the disk has room for ``needed`` bytes, or has ``most_share`` of its size free."""
         key = JobKey(Purpose.DISK, run.run_id, run.attempt + 1, str(folder))
         work = partial(disk_bytes, folder)
         job = self.context.jobs.ask(key, work, deadline_seconds=LOOK_SECONDS)
@@ -153,7 +155,7 @@ class RecoveryWaits:
             free, total = job.result()
         except OSError as error:
             return f"for {folder}: {error.strerror or error}"
-        needed = min(needed, int(or_share * total))
+        needed = min(needed, int(most_share * total))
         if free >= needed:
             return None
         room = f"{units.bytes_text(needed)} on the disk of {folder}"
@@ -190,8 +192,10 @@ def disk_bytes(folder: Path) -> tuple[int, int]:
 
 
 class StartCheck(NamedTuple):
-    """A scan before an attempt. ``replacement`` is the choice of another checkpoint, None if the
-    chosen one is unchanged."""
+    """A scan before an attempt.
+
+    ``replacement`` is the choice of another checkpoint, None if the chosen one is unchanged.
+    """
 
     scan: CheckpointScan
     replacement: CheckpointChoice | None
@@ -247,10 +251,14 @@ def _replace_checkpoint(context: AgentContext, run: Run, search: CheckpointSearc
 
 
 def start_check(search: CheckpointSearch, resume_from: str | None, now: float) -> StartCheck:
-    """Scan the folder before an attempt at ``now`` (UTC unix seconds), and choose another checkpoint if
-    ``resume_from`` is not there any more.
+    """Scan the folder before an attempt, and choose another checkpoint if the chosen one is gone.
 
-    Raises what `scan` raises, and OSError if the chosen checkpoint is gone and some cannot be read now.
+    Args:
+        resume_from: the path of the chosen checkpoint.
+        now: UTC unix seconds.
+
+    Raises:
+        OSError: the chosen checkpoint is gone and some cannot be read now, or `scan` fails.
     """
     folder_scan = scan(search, now)
     chosen = next((row for row in newest_first(search.rows) if row.path == resume_from), None)

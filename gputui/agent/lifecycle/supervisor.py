@@ -58,15 +58,22 @@ _RUNS_WITH_ATTEMPT = f"SELECT run_id FROM runs WHERE state IN ({_STATES}) ORDER 
 
 @dataclass(slots=True)
 class Supervisor:
-    """All runs of one state directory. ``attempts`` that may have live processes are by run id."""
+    """All runs of one state directory, and the parts that serve them.
+
+    Attributes:
+        selector: wakes the loop when an executor ends.
+        attempts: those that may have live processes, by run id.
+        needs_schedule: something has changed that may let a run start.
+        has_more_to_start: the turn was spent before all runs that may were started.
+        unstepped: runs that this round has not stepped yet, the next one last; a round may take several turns.
+        unstepped_ends: the same of runs whose command has ended, which have rounds of their own.
+    """
 
     context: AgentContext
     selector: selectors.BaseSelector
     attempts: dict[str, LiveAttempt] = field(default_factory=dict)
     needs_schedule: bool = True
     has_more_to_start: bool = False
-    # Runs that this round has not stepped yet, the next one last: a round may take several turns. Those whose command
-    # has ended have rounds of their own.
     unstepped: list[str] = field(default_factory=list)
     unstepped_ends: list[str] = field(default_factory=list)
     barrier: ErrorBarrier = field(init=False)
@@ -177,7 +184,7 @@ class Supervisor:
         self.attempts[attempt.record.run_id] = attempt
 
     def turn(self) -> None:
-        """Do everything that is due. Called often; cheap if nothing changed."""
+        """Do everything that is due; cheap if nothing changed."""
         self.barrier.run("noticing ends", self.notice_ends)
         self.advance()
 
@@ -373,7 +380,7 @@ class Supervisor:
         if live is not None:
             live.executor.ask_to_end(at_once=at_once)
             # An up-to-date ledger shows what the stop would lose.
-            self.surveys.hasten(run_id, live.record.number)
+            self.surveys.scan_soon(run_id, live.record.number)
         self.needs_schedule = True
 
     def occupants(self) -> list[Occupant]:
