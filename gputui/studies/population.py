@@ -21,8 +21,8 @@ from msgspec import Struct
 from msgspec.structs import asdict
 
 from gputui.core.config import PRIVATE_DIR_MODE
-from gputui.recovery.checkpoints.attempt_spans import spans_of
 from gputui.recovery.checkpoints.choices import choose, is_unchanged, passed_over
+from gputui.recovery.checkpoints.resumable import spans_of
 from gputui.runs.checkpoint_formats import validate
 from gputui.runs.checkpoint_names import explicit_step
 from gputui.runs.repository import transaction

@@ -29,8 +29,8 @@ from gputui.agent.lifecycle import checkpoint_survey
 from gputui.agent.lifecycle.start_conditions import start_check
 from gputui.core.config import locate
 from gputui.recovery.checkpoints import ledger
-from gputui.recovery.checkpoints.attempt_spans import WORKED_SECONDS
 from gputui.recovery.checkpoints.choices import CheckpointChoice, choose, for_person
+from gputui.recovery.checkpoints.resumable import WORKED_SECONDS
 from gputui.recovery.checkpoints.search import CheckpointSearch, surveyed, unsound_loss_of
 from gputui.recovery.kinds import KINDS
 from gputui.runs import repository

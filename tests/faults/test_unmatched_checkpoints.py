@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gputui.recovery.checkpoints.attempt_spans import AttemptSpan
+from gputui.recovery.checkpoints.resumable import AttemptSpan
 from gputui.recovery.checkpoints.search import CheckpointSearch, unmatched
 from tests.machines import Machine
 

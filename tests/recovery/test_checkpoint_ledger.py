@@ -8,10 +8,9 @@ from pathlib import Path, PurePath
 from msgspec.structs import replace
 
 from gputui.recovery.checkpoints import ledger, resumable
-from gputui.recovery.checkpoints.attempt_spans import AttemptSpan
 from gputui.recovery.checkpoints.choices import CheckpointChoice, choose
 from gputui.recovery.checkpoints.ledger import UnsoundLoss
-from gputui.recovery.checkpoints.resumable import Rows
+from gputui.recovery.checkpoints.resumable import AttemptSpan, Rows
 from gputui.recovery.checkpoints.scans import FolderScan, after_scan
 from gputui.recovery.kinds import KINDS
 from gputui.runs.checkpoint_files import FoundCheckpoint

@@ -9,8 +9,7 @@ import sqlite3
 import pytest
 
 from gputui.core.units import iso
-from gputui.recovery.checkpoints.attempt_spans import spans_of
-from gputui.recovery.checkpoints.resumable import candidates
+from gputui.recovery.checkpoints.resumable import candidates, spans_of
 from gputui.store import checkpoints, json_shapes
 from gputui.store.agent import read_agent
 from gputui.store.attempts import read_attempts

@@ -14,9 +14,8 @@ from msgspec.structs import replace
 
 from gputui.core.units import count
 from gputui.recovery.checkpoints import ledger, resumable
-from gputui.recovery.checkpoints.attempt_spans import Spans
 from gputui.recovery.checkpoints.content import content_of, identified
-from gputui.recovery.checkpoints.resumable import AnyRows, Rows
+from gputui.recovery.checkpoints.resumable import AnyRows, Rows, Spans
 from gputui.recovery.checkpoints.search import CheckpointSearch, surveyed
 from gputui.runs.checkpoint_files import measured
 from gputui.runs.checkpoint_formats import CheckpointInfo, validate
@@ -79,9 +78,12 @@ class _Validated:
 
     Attributes:
         rows: the ledger with their verdicts, by place and order.
-        whole: those that are valid; unknown: those of a format that cannot be checked; unsettled:
-            of these, those that may have been growing; damaged: all others.
+        whole: those that are valid.
+        unknown: those of a format that cannot be checked, which have stopped growing.
+        unsettled: those of such a format that may have been growing.
+        damaged: all others.
         missing: the rows of those that are gone.
+        contents: of those that may be used.
         unreadable: why one cannot be read now.
         lost: one that a person chose and that is gone or was written over, and which of both.
     """
@@ -146,13 +148,18 @@ def choose(
     folder: Path | None = None,
     is_same: IsSame = is_unchanged,
 ) -> CheckpointChoice:
-    """Validate candidates, best first, until as many as ``needed`` are whole.
+    """Validate candidates, best first, until enough are whole.
 
     Formats that cannot be checked come after whole ones. Among them, files that may have been
-    growing at the end count only if there is nothing else, like doubtful ones. If ``folder``, where
-    the run saves, is empty or missing, its file system may be away: known checkpoints then count as
-    unreadable. So does one that is missing where the folder was before, and one that a person chose
-    and that is missing or was written over since.
+    growing at the end count only if there is nothing else, like doubtful ones. One that is missing
+    where the folder was before counts as unreadable, and so does one that a person chose and that
+    is missing or was written over since.
+
+    Args:
+        rows: the ledger.
+        needed: so many whole ones are enough.
+        folder: where the run saves. If it is empty or missing, its file system may be away: known
+            checkpoints then count as unreadable.
     """
     validated = _Validated({(row.path, row.place): row for row in rows})
     failed_starts = 0
@@ -245,9 +252,16 @@ def _refused(
 
 
 def for_person(search: CheckpointSearch, path: Path | None, wall: Callable[[], float] = time.time) -> CheckpointChoice:
-    """Choose the best checkpoint for a person who resumes a run, or the one at ``path``, or where
-    that leads to as a link: it may lead elsewhere later. Raises NotUsableError if that one cannot
-    be used, and what `surveyed` raises."""
+    """Choose the best checkpoint for a person who resumes a run, or the one that the person names.
+
+    Args:
+        path: the named one. If it is a link, the file that it leads to now is chosen.
+        wall: returns UTC unix seconds.
+
+    Raises:
+        NotUsableError: the named one cannot be used.
+        OSError, StoreError, sqlite3.Error: as raised by `surveyed`.
+    """
     rows = surveyed(search, wall)
     if path is None:
         return choose(rows, search.attempts, 1, folder=search.folder)

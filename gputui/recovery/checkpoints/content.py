@@ -28,8 +28,10 @@ MOST_NAMED = 256
 
 
 def identified(file: FoundCheckpoint, contents: Mapping[str, tuple[str, str]]) -> FoundCheckpoint | None:
-    """The file with its content, read unless ``contents`` has it (stamp and content by path); None if
-    it is gone. One that cannot be read now is known by its stamp."""
+    """The file with its content; None if it is gone. One that cannot be read now is known by its stamp.
+
+    ``contents`` has the stamp and the content of files that need not be read again, by path.
+    """
     stamp, content = contents.get(file.path, ("", ""))
     if stamp != file.stamp:
         try:
@@ -65,12 +67,7 @@ def kept_files(content: str, before: str) -> set[str]:
     then = set(before.splitlines())
     if now <= then:
         return set()
-    return {_name_in(line) for line in now & then}
-
-
-def _name_in(line: str) -> str:
-    name, _size, _hash = line.rsplit(" ", 2)
-    return name
+    return {line.rsplit(" ", 2)[0] for line in now & then}
 
 
 def _size_and_hash(path: Path) -> str:
@@ -83,6 +80,6 @@ def _size_and_hash(path: Path) -> str:
 def _samples(descriptor: int, size: int) -> bytes:
     """Both ends of a large file, and blocks at equal distances between them."""
     count = min(MOST_BLOCKS, size // BLOCKS_APART_BYTES)
-    samples = [os.pread(descriptor, END_BYTES, place) for place in (0, size - END_BYTES)]
+    samples = [os.pread(descriptor, END_BYTES, offset) for offset in (0, size - END_BYTES)]
     samples += [os.pread(descriptor, BLOCK_BYTES, size * number // count) for number in range(1, count)]
     return b"".join(samples)

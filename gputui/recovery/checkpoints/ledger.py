@@ -13,8 +13,7 @@ from types import MappingProxyType
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gputui.recovery.checkpoints.attempt_spans import Spans
-from gputui.recovery.checkpoints.resumable import AnyRows, CheckpointLineage, Rows
+from gputui.recovery.checkpoints.resumable import AnyRows, CheckpointLineage, Rows, Spans
 from gputui.recovery.kinds import kind_of
 from gputui.runs.checkpoint_files import FoundCheckpoint
 from gputui.store.checkpoints import CheckpointRow
@@ -46,9 +45,11 @@ class UnsoundLoss(Struct, frozen=True):
     named_steps: Mapping[int, int] = MappingProxyType({})
 
     def reason(self, row: CheckpointRow, number: int) -> str | None:
-        """The reason why attempt ``number`` casts a checkpoint out, to complete "the checkpoint …";
-        None if it does not. One of an earlier attempt only if this attempt had no sound loss at
-        all: the trouble may have come with it."""
+        """The reason why attempt ``number`` strikes off a checkpoint, to complete "the checkpoint …"; None if it
+        does not.
+
+        It strikes off one of an earlier attempt only if it had no sound loss at all: the trouble may have come with it.
+        """
         is_own = row.attempt == number
         if row.attempt not in self.sound or (not is_own and self.sound[number][0] >= 0):
             return None
@@ -65,8 +66,11 @@ class UnsoundLoss(Struct, frozen=True):
 
 
 def attempt_begins(rows: AnyRows, attempts: Spans, number: int, resume_from: str | None) -> Rows:
-    """The ledger when attempt ``number`` begins from ``resume_from``: checkpoints seen after that
-    one leave the lineage, once the attempt has made a step. ``attempts`` are those before it."""
+    """The ledger when attempt ``number`` begins from the checkpoint ``resume_from``.
+
+    Checkpoints seen after that one leave the lineage, once the attempt has made a step. ``attempts`` are those
+    before it.
+    """
     worked = CheckpointLineage.of(rows, attempts).worked
 
     def returned(row: CheckpointRow) -> CheckpointRow:
@@ -93,11 +97,14 @@ def attempt_begins(rows: AnyRows, attempts: Spans, number: int, resume_from: str
 def attempt_ended(
     rows: AnyRows, attempts: Spans, number: int, kind: str | None = None, unsound: UnsoundLoss | None = None
 ) -> Rows:
-    """The ledger when attempt ``number`` has ended, with or without an incident of ``kind``; with
-    ``unsound`` if its loss was bad in the end, whatever it ended by.
+    """The ledger when attempt ``number`` has ended.
 
-    What may have been written since is struck off, and a checkpoint that the attempt could not
-    load. One from which it made no step becomes doubtful; one from which it did loses its doubt.
+    What may have been written since its loss was bad is struck off, and a checkpoint that it could
+    not load. One from which it made no step becomes doubtful; one from which it did loses its doubt.
+
+    Args:
+        kind: of the incident that ended it; None without one.
+        unsound: where its loss became bad, if it was in the end, whatever it ended by.
     """
     span = next((span for span in attempts if span.number == number), None)
     if span is None:
@@ -150,8 +157,12 @@ def rolled_back(rows: AnyRows, path: str, why: str) -> Rows:
 
 
 def chosen_by_person(rows: AnyRows, attempts: Spans, file: FoundCheckpoint, step: int | None, now: float) -> Rows:
-    """The ledger when a person chose a checkpoint, at ``step`` if the ledger has no other: later
-    ones are left; all others if it is not of this lineage. ``now`` is UTC unix seconds."""
+    """The ledger when a person chose a checkpoint: later ones are left, or all others if it is not of this lineage.
+
+    Args:
+        step: the checkpoint's, if the ledger has no other.
+        now: UTC unix seconds.
+    """
     same = sorted((row for row in rows if row.content == file.content), key=lambda row: row.path != file.path)
     if same and CheckpointLineage.of(rows, attempts).exclusion_reason(same[0]) is None:
         return _chosen_of_lineage(rows, same[0], file)
@@ -180,16 +191,15 @@ def chosen_by_person(rows: AnyRows, attempts: Spans, file: FoundCheckpoint, step
 
 def _chosen_of_lineage(rows: AnyRows, chosen: CheckpointRow, file: FoundCheckpoint) -> Rows:
     """The ledger when a person chose a checkpoint of the lineage, at the place of ``file``."""
-    places = {}
+    copies = {}
     others = []
     for row in rows:
         if row.place == chosen.place:
-            places[row.path] = replace(row, verdict="valid", why="", failed_starts=0)
+            copies[row.path] = replace(row, verdict="valid", why="", failed_starts=0)
         else:
             others.append(row)
-    place = replace(chosen, path=file.path, stamp=file.stamp, verdict="valid", gone_at=None)
-    places.setdefault(file.path, place)
-    return rolled_back((*others, *places.values()), file.path, f"was left when a person chose {chosen.name}")
+    copies.setdefault(file.path, replace(chosen, path=file.path, stamp=file.stamp, verdict="valid", gone_at=None))
+    return rolled_back((*others, *copies.values()), file.path, f"was left when a person chose {chosen.name}")
 
 
 def _mark_left(row: CheckpointRow, why: str) -> CheckpointRow:

@@ -46,21 +46,26 @@ class Keep(Struct, frozen=True):
 
 
 class PruneResult(Struct, frozen=True):
-    """The paths that were removed, and the content of those that were found valid, by path."""
+    """The outcome of pruning.
+
+    ``removed`` are paths, ``valid`` the content of the checkpoints that were found valid, by path.
+    """
 
     removed: tuple[str, ...] = ()
     valid: Mapping[str, str] = msgspec.field(default_factory=dict)
 
 
 def prune(search: CheckpointSearch, keep: Keep) -> PruneResult:
-    """Remove the checkpoints of the run's lineage that are older than the newest valid ones that are
-    kept. Nothing is removed if there are fewer. Raises OSError with some left, StoreError or
-    sqlite3.Error.
+    """Remove the checkpoints of the run's lineage that are older than the newest valid ones that are kept.
 
-    Rewritten files (best.pt, last.pt) stay, the checkpoints that somebody needs, what a link leads
-    to, what the checksum file of another names, and what contains or is in something that stays;
-    and all of a save of which a part stays. The newest save of an attempt that lives may be
-    incomplete: it stays, and does not count.
+    Nothing is removed if there are fewer. Rewritten files (best.pt, last.pt) stay, the checkpoints
+    that somebody needs, what a link leads to, what the checksum file of another names, and what
+    contains or is in something that stays; and all of a save of which a part stays. The newest save
+    of an attempt that lives may be incomplete: it stays, and does not count.
+
+    Raises:
+        OSError: with some left.
+        StoreError, sqlite3.Error: the metrics cannot be read.
     """
     rows = [row for row in surveyed(search) if row.gone_at is None]
     folder = search.real_folder
@@ -74,7 +79,9 @@ def prune(search: CheckpointSearch, keep: Keep) -> PruneResult:
         del old[:1]
     while old and len(valid) < keep.newest:
         save = old.pop(0)
-        if _is_valid(save):
+        # One that an attempt failed to start from does not count.
+        has_failed = any(row.failed_starts for row in save)
+        if not has_failed and all(row.verdict == "valid" or _is_whole(row) for row in save):
             valid.append(save)
     result = PruneResult(valid={row.path: row.content for save in valid for row in save})
     if len(valid) < keep.newest:
@@ -99,8 +106,12 @@ def prune(search: CheckpointSearch, keep: Keep) -> PruneResult:
 
 
 def best_save(search: CheckpointSearch, saves: Iterable[Save], metric: str, mode: Mode) -> Save:
-    """The save whose attempt had the best value of a metric when it was at its step, the newest of
-    equals; empty without a value. Raises StoreError or sqlite3.Error."""
+    """The save whose attempt had the best value of a metric when it was at its step, the newest of equals. Raises
+    StoreError, sqlite3.Error.
+
+    Returns:
+        Nothing without a value.
+    """
     with closing(open_reader(search.database)) as connection:
         values, _ = reported_values(connection, search.run_id, [metric], "step", {})
     best: Save = ()
@@ -124,10 +135,10 @@ def best_save(search: CheckpointSearch, saves: Iterable[Save], metric: str, mode
 def _is_needed(save: Save, staying: Collection[Path], links: Sequence[tuple[Path, Path]]) -> bool:
     """Return whether a part of a save contains, is in, or is named by something that stays, or is
     what a link leads to. Raises OSError."""
-    places = {_place(part) for path in staying for part in (path, *_other_parts(path))}
-    for path in (_place(Path(row.path)) for row in save):
-        outside = {to for link, to in links if not link.is_relative_to(path)}
-        if any(_is_nested(path, place) for place in places | outside):
+    needed = {_with_real_folder(part) for path in staying for part in (path, *_other_parts(path))}
+    for path in (_with_real_folder(Path(row.path)) for row in save):
+        targets = {target for link, target in links if not link.is_relative_to(path)}
+        if any(_is_nested(path, needed_path) for needed_path in needed | targets):
             return True
     return False
 
@@ -139,23 +150,18 @@ def _stays(row: CheckpointRow) -> bool:
     return not is_numbered or is_rewritten or not is_unchanged(row)
 
 
-def _is_valid(save: Save) -> bool:
-    """Return whether a save counts: if it is whole as far as its format can be checked, and no
-    attempt failed to start from it."""
-    if any(row.failed_starts for row in save):
-        return False
-    return all(row.verdict == "valid" or _is_whole(row) for row in save)
-
-
 def _is_whole(row: CheckpointRow) -> bool:
+    """Return whether a file is whole, as far as its format can be checked."""
     info = validate(Path(row.path))
     return info.valid or (info.is_unknown and row.is_settled)
 
 
 def _save_of(row: CheckpointRow, folder: Path) -> int | str:
-    """A key for the files of one save, such as one per rank: the step in the outermost name,
-    because ranks may write at different steps of the metrics; else the step of the metrics; without
-    one, the path."""
+    """A key for the files of one save, such as one per rank.
+
+    It is the step in the outermost name, because ranks may write at different steps of the metrics;
+    else the step of the metrics; without one, the path.
+    """
     names = Path(row.path).relative_to(folder).parts
     steps = (explicit_step(name) for name in names)
     step = next((step for step in steps if step is not None), row.step)
@@ -168,7 +174,7 @@ def _is_nested(first: Path, second: Path) -> bool:
     return first.is_relative_to(second) or second.is_relative_to(first)
 
 
-def _place(path: Path) -> Path:
+def _with_real_folder(path: Path) -> Path:
     """The path with the links of its folder resolved."""
     return path.parent.resolve() / path.name
 
@@ -193,6 +199,6 @@ def _links(folder: Path) -> list[tuple[Path, Path]]:
     for parent, folders, names in os.walk(folder, onerror=fail):
         for path in (Path(parent, name) for name in (*folders, *names)):
             if path.is_symlink():
-                targets = (_place(path.parent / path.readlink()), path.resolve())
-                links += [(_place(path), target) for target in targets]
+                targets = (_with_real_folder(path.parent / path.readlink()), path.resolve())
+                links += [(_with_real_folder(path), target) for target in targets]
     return links

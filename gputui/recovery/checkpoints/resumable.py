@@ -14,9 +14,72 @@ from msgspec import Struct
 
 from gputui.core.text import clean
 from gputui.core.units import count, iso
-from gputui.recovery.checkpoints.attempt_spans import Spans
 from gputui.runs.checkpoint_names import explicit_step, is_step_named, step_words
+from gputui.runs.stored_spec import known_spec
+from gputui.store.attempts import Attempt
 from gputui.store.checkpoints import CheckpointRow
+from gputui.store.runs import Run
+
+# A run without metrics that lived this long has finished its setup.
+WORKED_SECONDS = 60.0
+
+
+class AttemptSpan(Struct, frozen=True):
+    """An attempt as the ledger sees it, with times in UTC unix seconds.
+
+    Attributes:
+        ended_at: None while it lives.
+        resumed_from: the path of a checkpoint; None if it began from the start.
+        has_worked: it made a step, or lived long without metrics.
+        gpu_count: attempts with as many GPUs have as many ranks.
+        ended_well: its command ended with code 0.
+    """
+
+    number: int
+    begun_at: float
+    ended_at: float | None
+    resumed_from: str | None
+    last_step: int | None
+    has_worked: bool
+    gpu_count: int = 0
+    ended_well: bool = False
+
+
+Spans = Sequence[AttemptSpan]
+
+
+def attempt_spans(attempts: Sequence[Attempt], *, names_metrics: bool, now: float) -> tuple[AttemptSpan, ...]:
+    """The attempts of a run, oldest first.
+
+    Args:
+        names_metrics: the profile says where its metrics are.
+        now: UTC unix seconds.
+    """
+    spans = []
+    has_metrics = names_metrics or any(row.last_step is not None for row in attempts)
+    for row in sorted(attempts, key=lambda row: row.number):
+        ended_at = now if row.ended_at is None else row.ended_at
+        is_long = not has_metrics and ended_at - row.began_at >= WORKED_SECONDS
+        has_worked = row.last_step is not None or is_long
+        span = AttemptSpan(
+            row.number,
+            begun_at=row.created_at,
+            ended_at=row.ended_at,
+            resumed_from=row.resumed_from,
+            last_step=row.last_step,
+            has_worked=has_worked,
+            gpu_count=len(row.gpus),
+            ended_well=row.exit_code == 0,
+        )
+        spans.append(span)
+    return tuple(spans)
+
+
+def spans_of(run: Run, attempts: Sequence[Attempt], now: float) -> tuple[AttemptSpan, ...]:
+    """The same for a view, whose run has the specification as text."""
+    spec = known_spec(run)
+    return attempt_spans(attempts, names_metrics=spec is None or spec.names_metrics, now=now)
+
 
 MOST_SHOWN = 5
 
@@ -99,9 +162,10 @@ def candidates_by_age(rows: AnyRows, attempts: Spans) -> list[CheckpointRow]:
 
 
 def candidates(rows: AnyRows, attempts: Spans) -> list[CheckpointRow]:
-    """The checkpoints that may be resumed from, best first: the newest ones, then doubtful ones,
-    which still lose less than a start from scratch. Of the files that the ranks wrote in one save,
-    the last one."""
+    """The checkpoints that may be resumed from, best first; of the files that the ranks wrote in one save the last.
+
+    The newest ones come first, then doubtful ones, which still lose less than a start from scratch.
+    """
     one_per_save: dict[tuple[int, int, str], CheckpointRow] = {}
     for row in candidates_by_age(rows, attempts):
         save = (0, row.name_of_save) if row.ranks else (row.place, row.path)
@@ -131,8 +195,10 @@ def newest_uncertain(rows: AnyRows, attempts: Spans) -> CheckpointRow | None:
 
 
 def lost_choice(rows: AnyRows, attempts: Spans) -> tuple[CheckpointRow, str] | None:
-    """The checkpoint that a person chose for this lineage if it is gone or could not be loaded, and
-    why it is lost. A start from scratch instead would overwrite earlier ones without consent."""
+    """The checkpoint that a person chose for this lineage if it is gone or could not be loaded, and why.
+
+    A start from scratch instead would overwrite earlier ones without consent.
+    """
     lineage = CheckpointLineage.of(rows, attempts)
     path = None
     if attempts:
@@ -150,15 +216,15 @@ def lost_choice(rows: AnyRows, attempts: Spans) -> tuple[CheckpointRow, str] | N
 
 
 def checkpoints_sentence(rows: AnyRows, attempts: Spans) -> str:
-    """Text on what could be resumed from, and what is passed over. ``rows`` are not empty."""
+    """Sentences on what could be resumed from, and what is passed over. ``rows`` are not empty."""
     usable = candidates(rows, attempts)
     text = "Checkpoints: none of this training can be resumed from."
     if usable:
         newest = usable[0]
-        place = f"attempt {newest.attempt}"
+        origin = f"attempt {newest.attempt}"
         if newest.step is not None:
-            place = f"{step_words(newest.name, newest.step)}, {place}"
-        text = f"Checkpoints: {count(len(usable))} of this training, the newest {newest.name} ({place})."
+            origin = f"{step_words(newest.name, newest.step)}, {origin}"
+        text = f"Checkpoints: {count(len(usable))} of this training, the newest {newest.name} ({origin})."
     others = [f"{row.name} {why}" for row, why in refused(rows, attempts)]
     if len(others) > MOST_SHOWN:
         others[MOST_SHOWN:] = [f"and {count(len(others) - MOST_SHOWN)} more"]

@@ -9,10 +9,9 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gputui.recovery.checkpoints.attempt_spans import Spans
 from gputui.recovery.checkpoints.content import is_part_of
 from gputui.recovery.checkpoints.ledger import new_row
-from gputui.recovery.checkpoints.resumable import AnyRows, CheckpointLineage, Rows, newest_first
+from gputui.recovery.checkpoints.resumable import AnyRows, CheckpointLineage, Rows, Spans, newest_first
 from gputui.runs.checkpoint_files import FoundCheckpoint
 from gputui.runs.checkpoint_names import explicit_step, step_in_name
 from gputui.store.checkpoints import CheckpointRow
@@ -22,12 +21,16 @@ LINES_SECONDS = 60.0
 
 
 class FolderScan(Struct, frozen=True, kw_only=True):
-    """A scan of a checkpoint folder at ``now``, the one before ``since`` (UTC unix seconds).
+    """A scan of a checkpoint folder.
 
-    ``writer`` is the attempt that lived between them; ``step_of`` gives the step of an entry,
-    ``may_be_at`` whether an attempt may have been at a step between two times, ``intruder`` why
-    what appeared at a path may be of somebody else. ``is_dated``: the times of all that appeared
-    lie between the scans, so they can be true.
+    Attributes:
+        now: its time (UTC unix seconds).
+        since: that of the scan before.
+        writer: the attempt that lived between them.
+        step_of: gives the step of an entry.
+        may_be_at: tells whether an attempt may have been at a step between two times.
+        intruder: says why what appeared at a path may be of somebody else.
+        is_dated: the times of all that appeared lie between the scans, so they can be true.
     """
 
     now: float
@@ -84,7 +87,7 @@ class _LedgerBefore:
 
     def __init__(self, rows: AnyRows, attempts: Spans) -> None:
         self.present = {row.path: row for row in rows if row.gone_at is None}
-        self.by_content = {row.content: row for row in sorted(rows, key=_standing)}
+        self.by_content = {row.content: row for row in sorted(rows, key=_precedence)}
         self.lineage = CheckpointLineage.of(rows, attempts)
         self.newest = max((row.place for row in self.present.values() if row.is_written), default=0)
 
@@ -115,16 +118,20 @@ class _LedgerBefore:
         return None
 
 
-def _standing(row: CheckpointRow) -> tuple[bool, bool, int, bool]:
-    """By which entry a content is known: a person's choice, what was struck, the newest, of its copies one that is
-    known to be whole."""
+def _precedence(row: CheckpointRow) -> tuple[int, ...]:
+    """A sort key of the entries of one content; by the last of them it is known.
+
+    A person's choice comes last, before that what was struck, the newest, and of copies one that is known to be whole.
+    """
     is_struck = row.verdict == "struck"
     return (row.origin == "named" and not is_struck, is_struck, row.place, row.is_settled)
 
 
 def after_scan(rows: AnyRows, files: Sequence[FoundCheckpoint], scan: FolderScan) -> Rows:
-    """The ledger after a scan that found these files. If nothing known is left in a folder, it may
-    be a mount that went away, and its entries stay."""
+    """The ledger after a scan that found these files.
+
+    If nothing known is left in a folder, it may be a mount that went away, and its entries stay.
+    """
     before = _LedgerBefore(rows, scan.attempts)
     listed: dict[str, CheckpointRow] = {}
     appeared = []
@@ -156,8 +163,10 @@ def after_scan(rows: AnyRows, files: Sequence[FoundCheckpoint], scan: FolderScan
 
 
 def _in_order_of_steps(entries: AnyRows, is_dated: bool) -> list[CheckpointRow]:
-    """The entries of one scan in the order of the steps: of the names, if all tell one and no time
-    that can be true contradicts; else of the metrics."""
+    """The entries of one scan in the order of their steps.
+
+    The steps are those of the names, if all tell one and no time that can be true contradicts; else of the metrics.
+    """
     steps = {row.path: explicit_step(row.name) for row in entries}
     by_name = sorted(entries, key=lambda row: (steps[row.path] or 0, row.modified_at, row.path))
     times = [entry.modified_at for entry in by_name]
@@ -175,7 +184,7 @@ def _missing_entries(rows: AnyRows, listed: Mapping[str, CheckpointRow], scan: F
             return scan.folder
         return PurePath(path).parent
 
-    places = {(row.path, row.place) for row in listed.values()}
+    listed_entries = {(row.path, row.place) for row in listed.values()}
     contents = {row.content for row in listed.values()}
     present = [row for row in rows if row.gone_at is None]
     paths = {row.path for row in present}
@@ -183,7 +192,7 @@ def _missing_entries(rows: AnyRows, listed: Mapping[str, CheckpointRow], scan: F
     folders = {folder_of(row.path) for row in listed.values() if row.path in paths or row.place in numbers}
     entries = []
     for row in rows:
-        if (row.path, row.place) in places:
+        if (row.path, row.place) in listed_entries:
             continue
         is_gone = row.path in listed or row.content in contents or folder_of(row.path) in folders
         if row.gone_at is None and is_gone:

@@ -16,10 +16,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gputui.recovery.checkpoints import ledger, resumable
-from gputui.recovery.checkpoints.attempt_spans import AttemptSpan, Spans
 from gputui.recovery.checkpoints.content import identified, kept_files
 from gputui.recovery.checkpoints.ledger import UnsoundLoss
-from gputui.recovery.checkpoints.resumable import Rows
+from gputui.recovery.checkpoints.resumable import AttemptSpan, Rows, Spans
 from gputui.recovery.checkpoints.scans import FolderScan, after_scan
 from gputui.recovery.checkpoints.steps import CheckpointSteps
 from gputui.runs.checkpoint_files import (
@@ -71,7 +70,7 @@ class CheckpointSearch(Struct, frozen=True):
 
     @property
     def words(self) -> str:
-        """What makes a file one that it looks for, behind "a checkpoint": ``that matches step_*.pt in /runs/a``."""
+        """A clause behind "a checkpoint" on what it looks for: ``that matches step_*.pt in /runs/a``."""
         if self.pattern == LEARNED:
             return f"that is recognised by its content below {self.folder}"
         return f"that matches {self.pattern} in {self.folder}"
@@ -108,8 +107,10 @@ class CheckpointSearch(Struct, frozen=True):
         return [folder for folder in folders if any(Path(path).is_relative_to(folder) for path in paths)]
 
     def intruder_at(self, path: str, own_folders: Sequence[Path] = ()) -> str | None:
-        """The reason why what appeared at a path may be somebody else's. ``own_folders`` are those of its checkpoints,
-        if its command names any."""
+        """The reason why what appeared at a path may be somebody else's; None if there is none.
+
+        ``own_folders`` are those of its checkpoints, if its command names any.
+        """
         if any(Path(path).is_relative_to(folder) for folder in own_folders):
             return None
         if own_folders:
@@ -133,8 +134,12 @@ class UnmatchedPattern(Struct, frozen=True):
 
 
 def surveyed(search: CheckpointSearch, wall: Callable[[], float] = time.time) -> Rows:
-    """Scan the folder and return the updated ledger. ``wall`` returns UTC unix seconds. Raises
-    OSError if the folder cannot be read, StoreError or sqlite3.Error."""
+    """Scan the folder and return the updated ledger; ``wall`` returns UTC unix seconds.
+
+    Raises:
+        OSError: the folder cannot be read.
+        StoreError, sqlite3.Error: the metrics cannot be read.
+    """
     folder = search.real_folder
     files = {file.path: file for file in search.listed()}
     contents = {row.path: (row.stamp, row.content) for row in search.rows if row.gone_at is None}
@@ -175,9 +180,10 @@ def unsound_loss_of(search: CheckpointSearch, rows: Rows, number: int, step: int
 
 
 def _judge_last_save(rows: Rows, ended: AttemptSpan, attempts: Spans, steps: CheckpointSteps) -> Rows:
-    """The ledger with the last save of an attempt that has ended judged: its end may have cut it
-    short, unless the attempt went on. Whatever was saved before was left behind by a training that
-    did."""
+    """Judge the last save of an attempt that has ended: its end may have cut it short, unless the attempt went on.
+
+    Whatever was saved before was left behind by a training that did.
+    """
     saves = [row for row in resumable.newest_first(rows) if row.is_written and row.attempt == ended.number]
     if not saves:
         return rows
@@ -204,8 +210,10 @@ def _judge_last_save(rows: Rows, ended: AttemptSpan, attempts: Spans, steps: Che
 
 
 def _kept_file(row: CheckpointRow, rows: Rows) -> str | None:
-    """A file of a folder that is still of the save before, while others were written over; None if
-    there is none. What stayed as it was before that too is no part of each save."""
+    """A file of a folder that is still of the save before, while others were written over; None if there is none.
+
+    A file that stayed as it was before that, too, is no part of each save.
+    """
     at_path = (entry for entry in rows if entry.path == row.path and entry.place < row.place)
     earlier = [entry.content for entry in sorted(at_path, key=lambda entry: entry.place)]
     if row.is_settled or not earlier or not Path(row.path).is_dir():
@@ -217,9 +225,10 @@ def _kept_file(row: CheckpointRow, rows: Rows) -> str | None:
 
 
 def _lacking_file(row: CheckpointRow, rows: Rows, ended: AttemptSpan, attempts: Spans) -> str | None:
-    """A file, or one of a rank, that the saves before had and this one lacks, to complete "the
-    checkpoint …"; None if there is none. Saves of as many GPUs are compared, whose names differ
-    only in numbers."""
+    """``lacks a file such as rank_0.pt``, if the saves before had one that this one lacks; else None.
+
+    Saves of as many GPUs are compared, whose names differ only in numbers.
+    """
     alike = {span.number for span in attempts if span.gpu_count == ended.gpu_count}
     saves: dict[str, Counter[str]] = {}
     for entry in resumable.newest_first(rows):
@@ -252,8 +261,10 @@ def _shape(name: str) -> str:
 
 
 def unmatched(search: CheckpointSearch) -> UnmatchedPattern:
-    """Find a file that the run may have saved as a checkpoint although its pattern does not match,
-    in its folder or the nearest existing parent. Raises OSError if that cannot be read."""
+    """Find a file that the run may have saved as a checkpoint although its pattern does not match. Raises OSError.
+
+    It is looked for in the run's folder, or in the nearest parent that exists.
+    """
     folder = next(path for path in (search.folder, *search.folder.parents) if path.is_dir())
     begun_at = search.attempts[0].begun_at if search.attempts else 0.0
     saved: list[tuple[float, Path]] = []

@@ -6,9 +6,8 @@ import math
 import sqlite3
 from pathlib import PurePath
 
-from gputui.recovery.checkpoints.attempt_spans import Spans
 from gputui.recovery.checkpoints.ledger import LINE_CLOCK_SECONDS, UnsoundLoss
-from gputui.recovery.checkpoints.resumable import Rows
+from gputui.recovery.checkpoints.resumable import Rows, Spans
 from gputui.runs.checkpoint_names import explicit_step, step_in_name
 from gputui.store.checkpoints import CheckpointRow
 from gputui.store.metrics.losses import failed_at, last_sound_step, unsound_since
@@ -30,9 +29,11 @@ class CheckpointSteps:
         self._folder = folder
 
     def step_of(self, row: CheckpointRow) -> int | None:
-        """The step at which its attempt wrote a checkpoint: of its name, if the attempt may have
-        been there between the two scans, else the newest step in the metrics at the time of the
-        file, if that can be true."""
+        """The step at which its attempt wrote a checkpoint.
+
+        It is that of the name, if the attempt may have been there between the two scans, else the newest step in
+        the metrics at the time of the file, if that can be true.
+        """
         if (step := self._step_in_name(row)) is not None:
             return step
         path = PurePath(row.path)
@@ -83,15 +84,19 @@ class CheckpointSteps:
         return newest is not None and newest.states_time and newest.at > row.saved_at + FILE_CLOCK_SECONDS
 
     def unsound_loss(self, rows: Rows, number: int, step: int | None) -> UnsoundLoss | None:
-        """Find the unsound loss of an attempt whose loss was no finite number in the end, whatever
-        it ended by, or became bad at ``step``; None if it did not, or if no loss of the lineage was
-        ever sound: then it does not tell sound checkpoints from others."""
+        """Find the unsound loss of an attempt whose loss was no finite number in the end, or became bad at ``step``.
+
+        Returns:
+            None if it did not, or if no loss of the lineage was ever sound: then the loss does not tell sound
+            checkpoints from others.
+        """
         unsound = unsound_since(self._lines, number)
         if unsound is not None and (step is None or unsound.step <= step):
             step = unsound.step
             bad_at = unsound.at
         elif step is not None:
-            bad_at = self._bad_at(number, step)
+            failed = failed_at(self._lines, number, step)
+            bad_at = self._time_up_to(number, step, math.inf) if failed is None else failed
         else:
             return None
         sound = self._sound_steps(number, step, bad_at)
@@ -105,13 +110,6 @@ class CheckpointSteps:
                 # Of copies, the name that tells its step counts.
                 named_steps[row.place] = min(named_step, named_steps.get(row.place, named_step))
         return UnsoundLoss(step, sound, named_steps)
-
-    def _bad_at(self, number: int, step: int) -> float:
-        """The time of an attempt's line at which its loss became bad; infinity if it has none up to that step."""
-        at = failed_at(self._lines, number, step)
-        if at is not None:
-            return at
-        return self._time_up_to(number, step, math.inf)
 
     def _sound_steps(self, number: int, step: int | None, bad_at: float) -> dict[int, tuple[int, float]]:
         """See `UnsoundLoss.sound`: of an attempt and, if it never had a sound loss, of the others."""

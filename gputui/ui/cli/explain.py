@@ -64,8 +64,7 @@ def command(session: Session, run: str | None, evidence: bool, as_json: bool) ->
 
 def _remarks(connection: sqlite3.Connection, view: Run) -> Iterator[str]:
     """The sentences behind the story: on the run's checkpoints, and on problems with what it wrote."""
-    from gputui.recovery.checkpoints.attempt_spans import spans_of
-    from gputui.recovery.checkpoints.resumable import checkpoints_sentence, seen_checkpoints_sentence
+    from gputui.recovery.checkpoints.resumable import checkpoints_sentence, seen_checkpoints_sentence, spans_of
     from gputui.runs.stored_spec import known_spec
 
     if rows := checkpoints.of_run(connection, view.run_id):

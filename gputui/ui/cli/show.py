@@ -20,8 +20,14 @@ from gputui.core.yaml_forms.problems import shown_path
 from gputui.metrics.progress import progress_now
 from gputui.metrics.source_report import SourceReport, source_reports
 from gputui.recovery import costs
-from gputui.recovery.checkpoints.attempt_spans import AttemptSpan, spans_of
-from gputui.recovery.checkpoints.resumable import candidates, checkpoints_shape, own_words, refused
+from gputui.recovery.checkpoints.resumable import (
+    AttemptSpan,
+    candidates,
+    checkpoints_shape,
+    own_words,
+    refused,
+    spans_of,
+)
 from gputui.recovery.resumptions import Resumption
 from gputui.recovery.run_history import RunHistory
 from gputui.runs.code_version import code_words

@@ -242,10 +242,10 @@ class RunPageReader:
 
 
 def _ledger_facts(history: RunHistory) -> Mapping[str, LedgerFact]:
-    from gputui.recovery.checkpoints import attempt_spans, resumable  # its checks of files would slow the start
+    from gputui.recovery.checkpoints import resumable  # its checks of files would slow the start
 
     rows = history.checkpoints
-    spans = attempt_spans.spans_of(history.run, history.attempts, time.time())
+    spans = resumable.spans_of(history.run, history.attempts, time.time())
     refusals = {row.path: why for row, why in resumable.refused(rows, spans)}
     facts = {}
     for row in rows:
