@@ -52,10 +52,13 @@ TRAFFIC_SECONDS = 30.0
 class ProcessSnapshot:
     """The processes of an attempt at one time.
 
-    ``ranks`` are those with a rank, or without any such, all of them as rank None; ``others`` are
-    the rest, such as torchrun. ``is_closed``: no rank has a connection to another machine or to a
-    program that is not the attempt's. ``outside_bytes`` are those that such connections of any
-    process have moved, by connection.
+    Attributes:
+        at: monotonic seconds.
+        ranks: the processes of each rank; if none has a rank, all of them as rank None.
+        others: the rest, such as torchrun.
+        size: the number of ranks.
+        is_closed: no rank has a connection to another machine or to a program that is not the attempt's.
+        outside_bytes: what such connections of any process have moved, by connection.
     """
 
     at: float
@@ -124,12 +127,16 @@ class AttemptWatch:
         for line in lines:
             if line.attempt == self.record.number:
                 self.add_to_history(line)
-                observations += self._losses(line)
+                observations += self._observe_losses(line)
         return [observation for observation in observations if observation is not None]
 
     def take(self, lines: Iterable[WatchedLine], clock: float, arrived_at: float | None = None) -> list[Observation]:
-        """Take in the attempt's next lines; return what their numbers show. ``arrived_at`` (unix
-        seconds) replaces missing timestamps; None for lines that arrived without an agent."""
+        """Take in the attempt's next lines; return what their numbers show.
+
+        Args:
+            clock: now (monotonic).
+            arrived_at: replaces missing timestamps (UTC unix seconds); None for lines that arrived without an agent.
+        """
         own_lines = [line for line in lines if line.attempt == self.record.number]
         if not own_lines:
             return []
@@ -148,21 +155,21 @@ class AttemptWatch:
             self.restart_silence(clock)
         if arrived_at is not None:
             self.lines_at = clock
-        observations = itertools.chain.from_iterable(map(self._numbers, own_lines))
+        observations = itertools.chain.from_iterable(map(self._observe_line, own_lines))
         return [observation for observation in observations if observation is not None]
 
-    def _numbers(self, line: WatchedLine) -> Iterator[Observation | None]:
+    def _observe_line(self, line: WatchedLine) -> Iterator[Observation | None]:
         self.add_to_history(line)
         if line.event is not None or line.step is None:
             return
         self.step_lines += 1
         self.line_ranks.add(line.rank)
-        yield from self._losses(line)
+        yield from self._observe_losses(line)
         if line.rank is not None:
             self.size = max(self.size, line.rank + 1)
             yield self.straggler.add(line.rank, line.step, line.values, self.size)
 
-    def _losses(self, line: WatchedLine) -> Iterator[Observation | None]:
+    def _observe_losses(self, line: WatchedLine) -> Iterator[Observation | None]:
         if not line.rank and line.step is not None and line.event is None:
             loss = line.values.get(LOSS)
             norm = line.values.get("grad_norm")
@@ -216,8 +223,15 @@ class AttemptWatch:
     def assess(
         self, snapshot: ProcessSnapshot, samples: Mapping[str, GpuSample], quiet: ProgressSilence, hang_after: float
     ) -> tuple[Observation | None, bool]:
-        """The verdict on a silence, and whether it is certain: a hang is if every check found the
-        attempt stuck for long enough. ``hang_after`` is the policy's, in seconds."""
+        """Judge a silence by what the processes did since the last snapshot.
+
+        Args:
+            samples: the current ones of the attempt's GPUs.
+            hang_after: the policy's, in seconds.
+
+        Returns:
+            The verdict, and whether it is certain: a hang is once every check found the attempt stuck for long enough.
+        """
         before = self.last
         self.last = snapshot
         if before is None:
@@ -294,6 +308,6 @@ class AttemptWatch:
         return GpuActivity(sample.utilization_percent, sample.memory_utilization_percent, share)
 
     def note_memory(self, sample: MemorySample) -> Leak | None:
-        """Add a sample; return the leak that the samples show, if any."""
+        """Add a sample; return the leak that all samples show, if any."""
         self.memory.append(sample)
         return find_leak(tuple(self.memory))

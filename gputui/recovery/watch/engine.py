@@ -51,10 +51,12 @@ class Key(NamedTuple):
 
 
 class RuleState(Struct):
-    """The state of one rule for one subject.
+    """The state of one rule for one subject. Times with an unknown value do not count.
 
-    ``seconds``: time beyond the limit, or time back if the alert is raised; ``rest_seconds``: the
-    remaining cool-down. Times with an unknown value do not count.
+    Attributes:
+        seconds: time beyond the limit, or time back if the alert is raised.
+        rest_seconds: the remaining cool-down.
+        last: the zone of the newest value.
     """
 
     raised: bool = False
@@ -150,7 +152,7 @@ def _clear(state: RuleState, rule: Rule, key: Key, observation: Observation, why
 
 
 def zone(observation: Observation, rule: Rule) -> Literal["met", "well", "between"]:
-    """Where a known value lies: beyond the limit, far enough from it to clear the alert, or between."""
+    """The zone of a known value: beyond the limit, far enough from it to clear the alert, or between."""
     if _is_beyond(observation, rule):
         return "met"
     assert observation.value is not None

@@ -57,8 +57,10 @@ class Doing(StrEnum):
 
 
 class GpuActivity(Struct, frozen=True):
-    """The current load of a rank's GPU. ``power_share`` is relative to its power while the run made
-    steps. None is unknown."""
+    """The current load of a rank's GPU; None is unknown.
+
+    ``power_share`` is relative to its power while the run made steps.
+    """
 
     utilization_percent: float | None
     memory_utilization_percent: float | None
@@ -90,9 +92,14 @@ def doing(
     *,
     is_only: bool = False,
 ) -> Doing:
-    """Determine the activity of a rank, of one or several processes, in the ``seconds`` between two
-    snapshots; processes that are younger than ``silent_seconds`` were started in the silence.
-    ``is_only``: the attempt has no other rank."""
+    """Determine the activity of a rank, of one or several processes, between two snapshots.
+
+    Args:
+        earlier, later: the rank's processes in each.
+        seconds: between them.
+        silent_seconds: processes that are younger were started in the silence.
+        is_only: the attempt has no other rank.
+    """
     if not later:
         return Doing.GONE
     if seconds <= 0 or any(process.io_bytes is None for process in later):
@@ -177,8 +184,8 @@ class RankActivity(Struct, frozen=True):
 
 
 def judge(silence: ProgressSilence, activity: RankActivity) -> Observation | None:
-    """The verdict on an attempt's silence (``hang``, ``rank_left_early``, ``slow``, ``paused``), or
-    None while it is explained."""
+    """The verdict on an attempt's silence (``hang``, ``rank_left_early``, ``slow``, ``paused``); None while it is
+    explained."""
     if not activity.ranks:
         return None
     if silence.is_overdue:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from msgspec import Struct
 
@@ -48,18 +47,18 @@ class Leak(Struct, frozen=True):
     is_near: bool
 
 
-class Growth(NamedTuple):
-    """Steady growth, seen since ``since`` (the time of a sample)."""
-
-    bytes_per_second: float
-    since: float
-
-
-def steady_growth(samples: Sequence[MemorySample], parts: int, least_bytes: int = 0) -> Growth | None:
-    """The growth of memory if it goes on in each of ``parts`` of the time; else None.
+def steady_growth(samples: Sequence[MemorySample], parts: int, least_bytes: int = 0) -> tuple[float, float] | None:
+    """The growth of memory if it goes on in each part of the time.
 
     The minima of the parts are compared, so that memory that is freed now and then, such as caches,
-    does not count. Growth by less than ``least_bytes`` is none.
+    does not count.
+
+    Args:
+        parts: so many.
+        least_bytes: growth by less is none.
+
+    Returns:
+        Bytes per second, and the time of the sample since which it grows; None if it does not.
     """
     bounds = [len(samples) * part // parts for part in range(parts + 1)]
 
@@ -76,7 +75,7 @@ def steady_growth(samples: Sequence[MemorySample], parts: int, least_bytes: int 
     steps = (later.held_bytes - earlier.held_bytes for earlier, later in itertools.pairwise(floors))
     if any(step < least for step in steps):
         return None
-    return Growth(growth / (last.at - first.at), first.at)
+    return growth / (last.at - first.at), first.at
 
 
 def find_leak(samples: Sequence[MemorySample]) -> Leak | None:
@@ -85,14 +84,15 @@ def find_leak(samples: Sequence[MemorySample]) -> Leak | None:
         newest = samples[-1]
         growth = steady_growth(samples, LEAK_PARTS, LEAK_BYTES)
         if growth is not None:
+            bytes_per_second, since = growth
             available = newest.available_bytes
-            full_in = available / growth.bytes_per_second
+            full_in = available / bytes_per_second
             is_near = full_in <= NEAR_SECONDS or available <= NEAR_SHARE * (newest.held_bytes + available)
             horizon = HORIZON_SECONDS
             if not is_near:
-                horizon = min(horizon, HORIZON_SHARE * (newest.at - growth.since))
+                horizon = min(horizon, HORIZON_SHARE * (newest.at - since))
             if full_in <= horizon:
-                return Leak(growth.bytes_per_second, full_in, is_near)
+                return Leak(bytes_per_second, full_in, is_near)
         samples = samples[len(samples) // 2 :]
         if newest.at - samples[0].at < LEAST_RECENT_SECONDS:
             break

@@ -65,7 +65,8 @@ class GpuMoment(Struct, frozen=True):
     """One GPU at one moment.
 
     Attributes:
-        sample, slow: the newest samples of both tiers; None while the driver does not answer.
+        sample, slow: the newest of the values that are read every second, and of the others; None while the driver
+            does not answer.
         training: the run and attempt that train on the GPU.
         holder: who holds its memory, in words.
         xids: the codes of new XID errors.
@@ -116,8 +117,12 @@ class GpuWatch(Struct):
     errors: int | None = None
 
     def observe(self, now: GpuMoment, elapsed: float, rules: RuleSet) -> Iterator[Observation]:
-        """Take in one moment, ``elapsed`` seconds after the one before; yield an observation for
-        each rule about GPUs. ``rules`` are of the run that trains on it, or of the machine."""
+        """Take in one moment, and yield an observation for each rule about GPUs.
+
+        Args:
+            elapsed: seconds since the moment before.
+            rules: those of the run that trains on it, else of the machine.
+        """
         if now.training != self.attempt:
             # Utilisation and power of another run are not comparable.
             self.attempt = now.training
@@ -268,7 +273,8 @@ class HostWatch(Struct):
         limit = rules["host_memory_growth"].limits["above_gb_per_hour"]
         if growth is None:
             return Observation("host_memory_growth", 0.0, limit)
-        per_hour = growth.bytes_per_second * 3600
+        bytes_per_second, _ = growth
+        per_hour = bytes_per_second * 3600
         text = f"; full in {(total - used) / per_hour:.1f} h"
         return Observation("host_memory_growth", per_hour / 1e9, limit, text)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from msgspec import Struct, field
 
@@ -71,8 +71,14 @@ class BestLoss(Struct):
 
 
 class LossHistory(Struct):
-    """The means of the newest blocks of steps, and the best. ``blocks_since`` counts those after
-    it; ``begin``, ``total`` and ``count`` are of the block that is not over."""
+    """The means of blocks of steps, and the best.
+
+    Attributes:
+        blocks: the newest means.
+        begin, total, count: the first step, the sum and the number of losses of the block that is not over.
+        best: the best mean over several blocks.
+        blocks_since: how many were ended after the best.
+    """
 
     blocks: list[float] = field(default_factory=list)
     begin: int | None = None
@@ -132,9 +138,10 @@ EXPECTED_METRICS = ("lr_expected", "lr_scheduled")
 
 
 class RateSchedule(Struct, frozen=True):
-    """A rise from 0 to ``peak`` over ``warmup_steps``, then ``shape`` down to ``final`` at
-    ``total_steps``. None takes the value of the run: its learning-rate parameter, and the
-    ``total_steps`` that it reports."""
+    """A rise from 0 to ``peak`` over ``warmup_steps``, then ``shape`` down to ``final`` at ``total_steps``.
+
+    A ``peak`` of None is the run's learning-rate parameter, ``total_steps`` of None those that it reports.
+    """
 
     shape: Shape
     peak: float | None = None
@@ -164,9 +171,15 @@ class RateSchedule(Struct, frozen=True):
 def expected_rate(
     schedule: RateSchedule | None, step: int | None, values: Mapping[str, float], peak: float | None
 ) -> tuple[float, float] | None:
-    """The range of the learning rate at ``step``: the value that the script reports, else the
-    profile's schedule at this step and its neighbours, because scripts count before or after the
-    step."""
+    """The range of the learning rate at a step; None if it is unknown.
+
+    It is the value that the script reports, else that of the profile's schedule at this step and its
+    neighbours, because scripts count before or after the step.
+
+    Args:
+        values: the newest ones of the run's metrics.
+        peak: the run's learning rate parameter.
+    """
     for name in EXPECTED_METRICS:
         if name in values:
             if math.isfinite(values[name]):
@@ -187,9 +200,24 @@ def expected_rate(
 # --- all metrics ------------------------------------------------------------------------------
 
 
+class _Plateau(NamedTuple):
+    """A metric without improvement.
+
+    Attributes:
+        best: its best value, and when that was.
+        length: since then, in ``unit``; None if unknown.
+    """
+
+    metric: str
+    best: BestLoss
+    length: float | None
+    unit: Literal["steps", "epochs"]
+
+
 class MetricHistory(Struct):
-    """The history of training, from the lines of one attempt. What its profile names as the best metric takes the place
-    of both losses, negated if more of it is better.
+    """The history of training, from the lines of one attempt.
+
+    What its profile names as the best metric takes the place of both losses, negated if more of it is better.
 
     Attributes:
         roles: the run's names of the metrics.
@@ -197,8 +225,13 @@ class MetricHistory(Struct):
         line_at: when the newest line was written (unix seconds).
         trained_seconds: the time between lines so far.
         patience_steps: the steps without improvement that raise an alert.
-        usual_step_seconds: the median of ``step_times``; uncounted: those that it lacks yet.
+        loss, validation: how the training loss and the validation loss went.
+        step_times: the usual ones of the newest, in seconds.
+        usual_step_seconds: their median.
+        uncounted: how many of them it lacks yet.
+        step_time, data_time, cache_hit: recent means.
         skipped: the events of samples that could not be read.
+        samples_before: the count of samples in the first line that has it.
     """
 
     roles: MetricRoles = USUAL_ROLES
@@ -286,9 +319,13 @@ class MetricHistory(Struct):
     def observe(
         self, is_fresh: bool, rules: RuleSet, schedule: RateSchedule | None = None, peak: float | None = None
     ) -> Iterator[Observation]:
-        """Yield an observation for each rule about runs but NCCL's errors. ``is_fresh``: a line
-        arrived within OLD_SECONDS. ``schedule`` is the profile's, ``peak`` the run's learning rate
-        parameter."""
+        """Yield an observation for each rule about runs but NCCL's errors.
+
+        Args:
+            is_fresh: a line arrived within OLD_SECONDS.
+            schedule: the profile's.
+            peak: the run's learning rate parameter.
+        """
         self.patience_steps = rules["no_improvement"].limits["steps"]
         values: Mapping[str, float] = {}
         cache_hit = None
@@ -318,37 +355,42 @@ class MetricHistory(Struct):
         Converged metrics, and spans shorter than the limit in minutes, are ignored.
         """
         limits = rules["no_improvement"].limits
-        epoch = self.values.get("epoch")
+        plateaus = list(self._plateaus())
+        telling = [plateau for plateau in plateaus if self._tells(plateau.best, limits["minutes"])]
+        measured = [plateau for plateau in telling if plateau.length is not None]
+        if not measured:
+            has_values = any(plateau.best.value is not None for plateau in plateaus)
+            return Observation("no_improvement", applies=bool(telling) or not has_values)
+        farthest = max(measured, key=lambda plateau: (plateau.length or 0.0) / limits[plateau.unit])
+        best = farthest.best
+        length = farthest.length or 0.0
+        amount = count(length) if float(length).is_integer() else f"{length:.1f}"
+        reported = metric_value(self._signed(best.value))
+        text = f"{farthest.metric}: no improvement for {amount} {farthest.unit} (best {reported}"
+        if best.step is not None:
+            text += f" at step {count(best.step)}"
+        return Observation("no_improvement", float(length), limits[farthest.unit], f"{text})", since=best.step)
+
+    def _plateaus(self) -> Iterator[_Plateau]:
+        """How long the losses have not improved, in steps and in epochs."""
         training = self.loss.best
-        checked = self.validation
-        steps = self.loss.steps_since(self.step, self.patience_steps)
-        name = self.roles.best or self.roles.loss or LOSS
-        candidates: list[tuple[str, BestLoss, float | None, str]] = [(name, training, steps, "steps")]
+        metric = self.roles.best or self.roles.loss or LOSS
+        yield _Plateau(metric, training, self.loss.steps_since(self.step, self.patience_steps), "steps")
+        best = training
         # The epochs since a loss that was judged too seldom mean nothing.
-        by = training
-        if checked.value is not None:
-            name = self.roles.best or self.roles.validation or VALIDATION_LOSS
-            by = checked
-        is_judged = by is checked or self.loss.blocks_since >= PATIENCE_BLOCKS
-        if epoch is not None and by.epoch is not None and is_judged:
-            candidates.append((name, by, max(0.0, epoch - by.epoch), "epochs"))
-        observation: Observation | None = None
-        farthest = -math.inf
-        is_moot = any(best.value is not None for _, best, _, _ in candidates)
-        for metric, best, value, unit in candidates:
-            reported = self._signed(best.value)
-            is_short = self.trained_seconds - best.trained_seconds < 60.0 * limits["minutes"]
-            is_converged = best.value is not None and abs(best.value) < CONVERGED_SHARE * abs(best.first)
-            if reported is None or is_short or is_converged:
-                continue
-            is_moot = False
-            if value is not None and value / limits[unit] > farthest:
-                farthest = value / limits[unit]
-                text = f"{metric}: no improvement for {_amount(value)} {unit} (best {metric_value(reported)}"
-                if best.step is not None:
-                    text += f" at step {count(best.step)}"
-                observation = Observation("no_improvement", float(value), limits[unit], f"{text})", since=best.step)
-        return observation or Observation("no_improvement", applies=not is_moot)
+        is_judged = self.loss.blocks_since >= PATIENCE_BLOCKS
+        if self.validation.value is not None:
+            metric = self.roles.best or self.roles.validation or VALIDATION_LOSS
+            best = self.validation
+            is_judged = True
+        epoch = self.values.get("epoch")
+        if epoch is not None and best.epoch is not None and is_judged:
+            yield _Plateau(metric, best, max(0.0, epoch - best.epoch), "epochs")
+
+    def _tells(self, best: BestLoss, minutes: float) -> bool:
+        """Return whether a best value is old enough, and far enough from convergence, for an alert."""
+        is_old = self.trained_seconds - best.trained_seconds >= 60.0 * minutes
+        return best.value is not None and is_old and abs(best.value) >= CONVERGED_SHARE * abs(best.first)
 
     def _slow_steps(self, rules: RuleSet) -> Observation:
         """The step time in milliseconds; its limit is at least a multiple of the median."""
@@ -390,13 +432,6 @@ class MetricHistory(Struct):
         if read + skipped >= MIN_SAMPLES:
             return 100.0 * skipped / (read + skipped)
         return None
-
-
-def _amount(value: float) -> str:
-    """``1,200`` steps, ``1.5`` epochs."""
-    if float(value).is_integer():
-        return count(value)
-    return f"{value:.1f}"
 
 
 def _lr_off_schedule(values: Mapping[str, float], expected: tuple[float, float] | None, rules: RuleSet) -> Observation:

@@ -46,8 +46,8 @@ def deviation(values: Sequence[float] | deque[float], middle: float) -> float:
 
 @dataclass(slots=True)
 class NonFinite:
-    """Detects a loss that is not finite for NON_FINITE_LINES consecutive lines, or NULL_LINES of
-    nulls that stand for NaN."""
+    """Detects a loss that is not finite for NON_FINITE_LINES consecutive lines, or for NULL_LINES of nulls that
+    stand for NaN."""
 
     name: str = LOSS
     count: int = 0
@@ -98,11 +98,20 @@ class Levels:
 
 @dataclass(slots=True)
 class Spike:
-    """Detects a value that rose far above its recent level and stays there for ``persistence``
-    lines.
+    """Detects a value that rose far above its recent level and stays there.
 
-    It must exceed ``times`` the median, the median by SPIKE_DEVIATIONS, and every level since the
+    It must exceed a multiple of the median, the median by SPIKE_DEVIATIONS, and every level since the
     first tenth of the run: a restarted learning rate brings the loss back to an earlier level.
+
+    Attributes:
+        kind: of the observation.
+        name: of the metric, for people.
+        times: that multiple of the median.
+        persistence: for so many lines.
+        recent: the newest values at the usual level.
+        levels: those of the whole run.
+        high: the lines in a row that are too high.
+        began: the step of the first of them.
     """
 
     kind: str
@@ -201,7 +210,10 @@ class Straggler:
 
 @dataclass(slots=True)
 class _Ratios:
-    """Logarithms of a rank's relative time; ``windows``: how many in a row were too slow."""
+    """Logarithms of a rank's relative time.
+
+    ``total`` is Page's sum, ``windows`` how many in a row were too slow.
+    """
 
     recent: deque[float] = field(default_factory=lambda: deque(maxlen=STRAGGLER_RECENT))
     total: float = 0.0

@@ -51,7 +51,13 @@ class Observation(Struct, frozen=True):
 
 
 class Threshold(Struct, frozen=True):
-    """A number of a rule. ``unit`` is printed; valid values are from ``least`` to ``most``."""
+    """A number of a rule.
+
+    Attributes:
+        unit: as it is printed.
+        help: for the documentation.
+        least, most: the valid values.
+    """
 
     name: str
     default: float
@@ -247,8 +253,11 @@ RUN_RULE_IDS: tuple[str, ...] = tuple(rule.id for rule in _RULES if rule.of_run)
 
 
 class FindingRule(NamedTuple):
-    """A finding in a live attempt: how its message begins, and the word in a policy's ``ends_on``
-    by which it ends the attempt; None if it is only shown."""
+    """A finding in a live attempt.
+
+    ``head`` begins its message; ``ends_on`` is the word in a policy by which it ends the attempt, None if it is only
+    shown.
+    """
 
     head: str
     ends_on: str | None = None

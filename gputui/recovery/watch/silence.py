@@ -59,8 +59,16 @@ class StepPace:
 
 @dataclass(slots=True)
 class StepProgress:
-    """One attempt's progress, from its lines. ``is_announced``: its newest line is an event that
-    tells what begins."""
+    """One attempt's progress, from its lines.
+
+    Attributes:
+        pace: the silences in the run's history.
+        lines: how many had a step.
+        step: the newest one.
+        at: the time of the newest line (UTC unix seconds).
+        leaving: its newest line is the event of its end.
+        is_announced: its newest line is an event that tells what begins.
+    """
 
     pace: StepPace
     lines: int = 0
@@ -72,9 +80,15 @@ class StepProgress:
     def add(
         self, lines: Iterable[WatchedLine], arrived_at: float | None = None, at_most: float = LONGEST_GAP_SECONDS
     ) -> bool:
-        """Add the next lines. True if one of them is progress: a new step or an event; lines that
-        repeat a step are none. ``arrived_at`` (unix seconds) replaces missing times; ``at_most``
-        limits the silence before and between lines, whatever their times."""
+        """Add the next lines.
+
+        Args:
+            arrived_at: replaces missing times (UTC unix seconds).
+            at_most: limits the silence before and between lines, whatever their times.
+
+        Returns:
+            Whether one of them is progress: a new step or an event, not a line that repeats a step.
+        """
         moved = False
         for line in lines:
             if line.event is None and (line.step is None or line.step == self.step):
@@ -94,9 +108,9 @@ class StepProgress:
 
     @property
     def phase(self) -> Phase:
-        if self.leaving or self.lines == 0:
-            if self.leaving:
-                return "end"
+        if self.leaving:
+            return "end"
+        if self.lines == 0:
             return "start"
         if self.is_announced:
             return "announced"
@@ -106,9 +120,14 @@ class StepProgress:
 
 
 class ProgressSilence(Struct, frozen=True):
-    """The time without progress, and the explained part of it. ``evident_seconds``: the time after
-    which the ranks' activity alone may decide; None before steps are made. ``long_seconds``: the
-    explained part of a wait for another program."""
+    """The time without progress.
+
+    Attributes:
+        allowed_seconds: the part that the run's history explains.
+        evident_seconds: after so long the ranks' activity alone may decide; None before steps are made.
+        step: the last one.
+        long_seconds: the explained part of a wait for another program.
+    """
 
     phase: Phase
     seconds: float

@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from gputui.recovery.stacks import Stack, StackFrame, lagging_rank, place
+from gputui.recovery.stacks import Stack, StackFrame, lagging_rank, location_of
 from gputui.recovery.watch.attempt import AttemptWatch, ProcessSnapshot
 from gputui.recovery.watch.hangs import Doing, GpuActivity, RankActivity, doing, judge
 from gputui.recovery.watch.silence import ProgressSilence, StepPace, StepProgress, silence
@@ -260,4 +260,4 @@ SOURCE = {15: "time.sleep(600)", 16: "total += loss.item()", 17: "handle.wait()"
 def test_the_rank_that_holds_up_the_others(stacks: list[Stack], rank: int | None) -> None:
     found = lagging_rank(dict(enumerate(stacks)), lambda _, line: SOURCE.get(line, ""))
     assert (found and found[0]) == rank
-    assert (found is None) == (len({place(stack) for stack in stacks}) == 1)
+    assert (found is None) == (len({location_of(stack) for stack in stacks}) == 1)
