@@ -55,10 +55,14 @@ UNNAMED_CHECKPOINTS = "the profile names no checkpoints"
 class ActionKind(Struct, frozen=True):
     """An action of a recovery ladder.
 
-    ``name`` is for profiles, the database and JSON, ``title`` for sentences, ``help`` one sentence for the
-    documentation. ``apply`` is None for actions that choose a
-    checkpoint or stop. ``argument`` is the meaning of its number, None if it takes none, with its
-    ``default`` and its ``least`` value; ``whole``: it must be an integer.
+    Attributes:
+        name: for profiles, the database and JSON.
+        title: for sentences.
+        help: one sentence for the documentation.
+        apply: None for actions that choose a checkpoint or stop.
+        argument: the meaning of its number; None if it takes none.
+        default, least: of that number.
+        whole: that number must be an integer.
     """
 
     name: str
@@ -207,8 +211,12 @@ def exclude_gpu(context: ActionContext) -> Result:
 
 
 def go_on_with_fewer(spec: RunSpec, params: Params, before: int, remaining: int, without: str) -> Result:
-    """Result of exclude_gpu without a spare GPU: ``remaining`` GPUs instead of ``before``, if the
-    profile allows so few. ``without`` names the failed ones."""
+    """The result of exclude_gpu without a spare GPU.
+
+    Args:
+        before, remaining: numbers of GPUs; the profile may not allow so few as remain.
+        without: names the failed GPUs.
+    """
     name = "exclude_gpu"
     least = spec.gpus.min_count
     if least is None:
@@ -245,7 +253,7 @@ def nccl_debug(context: ActionContext) -> Result:
     return AppliedAction(name, "switched NCCL's debugging on", effect=Effect(env=NCCL_DEBUG_ENV))
 
 
-def _waits(name: str, note: str, precondition: Precondition) -> AppliedAction:
+def _wait(name: str, note: str, precondition: Precondition) -> AppliedAction:
     return AppliedAction(name, note, effect=Effect(preconditions=(precondition,)))
 
 
@@ -254,7 +262,7 @@ def wait_cool(context: ActionContext) -> Result:
     if not context.machine.gpus:
         return SkippedAction("wait_cool", "the run has no GPUs")
     cool = Precondition("cool", context.argument or 900.0, margin_celsius=COOL_MARGIN_CELSIUS)
-    return _waits("wait_cool", "waited for the GPUs to cool down", cool)
+    return _wait("wait_cool", "waited for the GPUs to cool down", cool)
 
 
 def wait_disk(context: ActionContext) -> Result:
@@ -267,11 +275,11 @@ def wait_disk(context: ActionContext) -> Result:
     if not sizes:
         needed = spec.disk_bytes or ROOM_BYTES
         room = Precondition("room", ROOM_LIMIT_SECONDS, bytes_needed=needed)
-        return _waits(name, "waited for room on the disk of the checkpoints", room)
+        return _wait(name, "waited for room on the disk of the checkpoints", room)
     count = int(context.argument or 2)
     disk = Precondition("disk", DISK_LIMIT_SECONDS, bytes_needed=count * max(sizes))
     noun = "a checkpoint" if count == 1 else f"{count} checkpoints"
-    return _waits(name, f"waited for room for {noun}", disk)
+    return _wait(name, f"waited for room for {noun}", disk)
 
 
 def _why_unseen(context: ActionContext) -> str | None:
@@ -293,7 +301,7 @@ def prune_checkpoints(context: ActionContext) -> Result:
     if why is not None:
         return SkippedAction(name, why)
     note = f"removed the checkpoints older than the newest {keep} valid ones"
-    return _waits(name, note, Precondition("prune", PRUNE_LIMIT_SECONDS, keep=keep))
+    return _wait(name, note, Precondition("prune", PRUNE_LIMIT_SECONDS, keep=keep))
 
 
 _ACTIONS = (

@@ -56,9 +56,10 @@ class Incident(Struct, frozen=True):
         step: the last step of the attempt, or the one in the message; None is unknown.
         summary: one sentence without its full stop.
         fingerprint: identifies it independent of ranks, numbers, addresses and paths.
-        evidence_lines: the lines that led to it, without control characters; witnesses: the source
-            of each.
-        gpu: the UUID of the faulty GPU, if the driver named one; contained: it may be used again.
+        evidence_lines: the lines that led to it, without control characters.
+        gpu: the UUID of the faulty GPU, if the driver named one.
+        contained: that GPU may be used again.
+        witnesses: the source of each line.
         exit_code: that of the rank that failed first, else of the command; None after a signal.
     """
 
@@ -75,7 +76,7 @@ class Incident(Struct, frozen=True):
 
 
 def outcome(evidence: Evidence, *, stop_intended: bool) -> Outcome:
-    """The outcome of an attempt. ``stop_intended``: a person asked gputui to stop the run.
+    """The outcome of an attempt; ``stop_intended``: a person asked gputui to stop the run.
 
     A stop is recognized by the stored intent, because its exit status may be that of a crash or a
     success. An attempt with unkillable processes is not stopped.
@@ -208,10 +209,13 @@ def _several(ranks: Sequence[int], all_ranks: Collection[int | None]) -> str:
     return f"all {len(ranks)} ranks"
 
 
-def _order(finding: Finding, roots: Collection[int]) -> tuple[int, bool, float, bool, bool, int]:
-    """Sort key: causes before symptoms before consequences; unkillable processes first, because
-    nothing can replace them; then the earliest, then the more specific finding, then that of the
-    ranks that launchers saw first."""
+def _order(finding: Finding, roots: Collection[int]) -> tuple[float, ...]:
+    """A sort key by how near a finding is to the cause.
+
+    Causes come before symptoms and consequences; unkillable processes first, because nothing can
+    replace them; then the earliest, then the more specific finding, then that of the ranks that
+    launchers saw first (``roots``).
+    """
     return (
         finding.tier,
         finding.kind != "unkillable",
@@ -245,9 +249,10 @@ def _who(finding: Finding, evidence: Evidence) -> str:
 def _detail(finding: Finding, evidence: Evidence) -> str | None:
     """The detail in parentheses of a summary."""
     parts: list[str | None] = []
-    if finding.kind in ("cuda_oom", SHARED_OOM) and (request := _CUDA_WANTED.search(finding.text)):
+    stated_in = KINDS[finding.kind].missing_memory
+    if stated_in == "units" and (request := _CUDA_WANTED.search(finding.text)):
         parts.append(f"tried to allocate {request[1]}")
-    if finding.kind == "host_oom" and (request := _HOST_WANTED.search(finding.text)):
+    if stated_in == "bytes" and (request := _HOST_WANTED.search(finding.text)):
         parts.append(f"tried to allocate {bytes_text(int(request[1]))}")
     if finding.kind == SHARED_OOM:
         parts.append(f"beside {', '.join(evidence.shared_with)}")

@@ -27,10 +27,13 @@ from gputui.store.run_history import DecisionView, IncidentView
 class Cost(Struct, frozen=True):
     """The cost of one or several incidents; None is unknown, or not over yet.
 
-    ``incidents`` is their number; ``unknown`` the number of those without a figure, so that the sum
-    is a lower bound. A run without GPUs costs 0 GPU-hours. ``is_at_least``: more steps may be lost,
-    because lines arrive only with checkpoints, or the script does not say which one it loaded.
-    ``is_about``: the checkpoint's step was inferred from when it was saved.
+    Attributes:
+        lost_gpu_hours: 0 for a run without GPUs.
+        incidents: how many.
+        unknown: how many of them have no figure, so that the sum is a lower bound.
+        is_at_least: more steps may be lost, because lines arrive only with checkpoints, or the script does not say
+            which one it loaded.
+        is_about: the checkpoint's step was inferred from when it was saved.
     """
 
     lost_steps: int | None
@@ -63,8 +66,9 @@ def costs(
 ) -> dict[int, Cost]:
     """The cost of every incident by its id. If an attempt has several, the first has the cost.
 
-    ``start_is_chosen_there``: the target chooses the checkpoint when an attempt begins
-    (`gputui.runs.executors.chooses_start`).
+    Args:
+        start_is_chosen_there: the target chooses the checkpoint when an attempt begins
+            (`gputui.runs.executors.chooses_start`).
     """
     if not incidents:
         return {}
@@ -76,8 +80,8 @@ def costs(
     first = {row.attempt: row for row in sorted(incidents, key=lambda row: -row.incident_id)}
     ordered = sorted(attempts, key=lambda row: row.number)
     by_id: dict[int, Cost] = {}
-    for place, attempt in enumerate(ordered):
-        later = ordered[place + 1 :]
+    for index, attempt in enumerate(ordered):
+        later = ordered[index + 1 :]
         incident = first.get(attempt.number)
         if incident is None:
             continue
@@ -152,8 +156,14 @@ def _cost(
     is_stopped: bool,
     had_predecessor: bool,
 ) -> Cost:
-    """The cost of an attempt's incident. ``following`` is the next attempt;
-    ``is_stopped``: the run stopped for it; ``had_predecessor``: the attempt before failed."""
+    """The cost of an attempt's incident.
+
+    Args:
+        following: the next attempt.
+        kept_step: the last step that was kept.
+        is_stopped: the run stopped for the incident.
+        had_predecessor: the attempt before failed.
+    """
     # A person who restarts a stopped run discards its progress, which is no cost of the incident.
     if following is None or (is_stopped and following.resumed_from is None):
         return Cost(None, None, None)
@@ -171,8 +181,8 @@ def _cost(
 
 
 def _gpu_seconds(attempt: Attempt, begin: float, end: float) -> float:
-    """What an attempt has in a span (UTC unix seconds) of the GPU time that its run is said to have taken: waiting
-    between attempts is none. 0 if its GPUs are unknown."""
+    """The GPU time of an attempt in a span (UTC unix seconds), without waiting between attempts; 0 if its GPUs are
+    unknown."""
     if attempt.command_ended_at is not None:
         end = min(end, attempt.command_ended_at)
     return attempt.gpu_seconds(max(begin, attempt.began_at), end) or 0.0

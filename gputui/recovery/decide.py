@@ -9,6 +9,7 @@ import operator
 import re
 from collections.abc import Iterable, Sequence
 from itertools import takewhile
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -87,6 +88,20 @@ def _cause_in_words(kind: str, pasts: Sequence[PastDecision], params: Params) ->
     if changes:
         changed = f", so recovery changed {' and '.join(changes)}"
     return f"{kind_title(kind)}{times}{changed}"
+
+
+class _RungResult(NamedTuple):
+    """What the actions of a rung came to.
+
+    Attributes:
+        results: of each action.
+        back: the index of the checkpoint to resume from, among the usable ones.
+        wait_seconds: the delay that they ask for.
+    """
+
+    results: tuple[Result, ...]
+    back: int
+    wait_seconds: float
 
 
 class _Decision:
@@ -221,19 +236,19 @@ class _Decision:
         for rung in range(first_rung, len(ladder)):
             if any(action.name == "stop" for action in ladder[rung]):
                 break
-            results, back, seconds = self._try_rung(ladder[rung], context)
-            if any(isinstance(result, AppliedAction) for result in results):
-                return self._retry(context, rung, skipped, results, back, seconds)
-            skipped += tuple(result for result in results if result not in skipped)
+            attempted = self._try_rung(ladder[rung], context)
+            if any(isinstance(result, AppliedAction) for result in attempted.results):
+                return self._retry(context, rung, skipped, attempted)
+            skipped += tuple(result for result in attempted.results if result not in skipped)
         if self._is_asked():
-            return self._retry(context, len(ladder) - 1, skipped, *self._try_rung(RESTART, context))
+            return self._retry(context, len(ladder) - 1, skipped, self._try_rung(RESTART, context))
         because, reason = self._exhausted_reason(context.incident.kind, skipped)
         stays = min(first_rung, len(ladder) - 1)
         effect = _effect(skipped)
         return RecoveryPlan("stop", reason, because, dict(context.params), stays, skipped, effect=effect)
 
-    def _try_rung(self, rung: Rung, context: ActionContext) -> tuple[tuple[Result, ...], int, float]:
-        """Results of a rung's actions, how many checkpoints to go back, and the seconds to wait."""
+    def _try_rung(self, rung: Rung, context: ActionContext) -> _RungResult:
+        """Apply the actions of a rung, each to the parameters that the one before has left."""
         results: list[Result] = []
         back = 0
         seconds = 0.0
@@ -252,27 +267,22 @@ class _Decision:
                     seconds += action.argument or 0.0
             context = replace(context, params=apply_changes(context.params, (result,)))
             results.append(result)
-        return tuple(results), back, seconds
+        return _RungResult(tuple(results), back, seconds)
 
     def _retry(
-        self,
-        context: ActionContext,
-        rung: int,
-        skipped: tuple[Result, ...],
-        results: tuple[Result, ...],
-        back: int,
-        seconds: float,
+        self, context: ActionContext, rung: int, skipped: tuple[Result, ...], attempted: _RungResult
     ) -> RecoveryPlan:
-        """The plan that makes the ``results`` of a rung, with those of the rungs before it."""
+        """The plan of a rung; ``skipped`` are the results of the rungs before it."""
+        results = attempted.results
         params = apply_changes(context.params, results)
         changed = {name: value for name, value in params.items() if value != context.params.get(name)}
         # A back-off helps against transient causes; with changed parameters it is pointless.
-        delay = seconds
+        delay = attempted.wait_seconds
         if not changed:
-            delay = max(seconds, self._backoff_seconds())
+            delay = max(delay, self._backoff_seconds())
         actions = skipped + results + self.points.rejected
         notes = " and ".join(action.note for action in actions if isinstance(action, AppliedAction))
-        begin = self.points.describe(back)
+        begin = self.points.describe(attempted.back)
         if delay:
             begin = f"waiting {duration(math.ceil(delay))} before {begin}"
         if skips := _skips(actions):
@@ -285,7 +295,7 @@ class _Decision:
             rung=rung,
             actions=actions,
             changed=changed,
-            resume_from=self.points.path(back),
+            resume_from=self.points.path(attempted.back),
             delay_seconds=delay,
             effect=_effect(result for result in results if isinstance(result, AppliedAction)),
         )

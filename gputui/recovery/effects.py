@@ -25,10 +25,14 @@ Params = Mapping[str, Scalar]
 class Precondition(Struct, frozen=True):
     """A condition of the next attempt's start.
 
-    ``cool``: every GPU of the run is ``margin_celsius`` below its throttling temperature. ``disk``:
-    ``bytes_needed`` are free on the disk of the checkpoints. ``room``: the same, or 5 % of the disk
-    if that is less. ``prune``: checkpoints older than the ``keep`` newest valid ones are removed.
-    After ``limit_seconds`` the run continues anyway; with ``disk`` it fails.
+    Attributes:
+        kind: ``cool`` asks for GPUs below their throttling temperature, ``disk`` for bytes on the disk of the
+            checkpoints, ``room`` for the same or 5 % of the disk if that is less, ``prune`` for the removal of
+            checkpoints older than the newest valid ones.
+        limit_seconds: then the run continues anyway; with ``disk`` it fails.
+        margin_celsius: below throttling.
+        bytes_needed: on the disk.
+        keep: how many of the newest valid checkpoints.
     """
 
     kind: Literal["cool", "disk", "prune", "room"]
@@ -124,7 +128,14 @@ class MachineContext(Struct, frozen=True):
 
 
 class ActionContext(Struct, frozen=True):
-    """Input of an action. ``below``: the run did not start with this batch size."""
+    """Input of an action.
+
+    Attributes:
+        params: those of the failed attempt, as changed by the actions before.
+        argument: the number of the action in the ladder.
+        checkpoints: those that may be resumed from, best first, and those that are passed over.
+        below: the run did not start with this batch size.
+    """
 
     incident: Incident
     spec: RunSpec

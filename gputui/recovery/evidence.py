@@ -35,11 +35,20 @@ class KilledRank(Struct, frozen=True):
 
 
 class ExitRecord(Struct, frozen=True):
-    """The executor's ``exit.json``: ``code`` or ``signal`` unless nothing was started.
+    """The executor's ``exit.json``.
 
-    ``target`` is the name of the run's target, None for this machine; if the target ended the
-    attempt, ``ended_by`` is the kind and ``ended_reason`` its message. ``stop_signal`` is the first
-    signal that asked the executor to end the attempt; its command got SIGTERM.
+    Attributes:
+        code, signal: how the command ended; both None if nothing was started.
+        stop_requested: the executor was asked to end it.
+        forced: it had to be killed.
+        oom_kills_cgroup, oom_kills_host: kills by the kernel shortly before the end.
+        survivors: processes that SIGKILL did not end.
+        error: why nothing could be started.
+        lease_conflict: the GPUs whose locks another process held.
+        ended_by: the kind of end by the run's target; None if the target did not end it.
+        ended_reason: the target's message.
+        target: its name; None for this machine.
+        stop_signal: the first signal that asked the executor to end the attempt; its command got SIGTERM.
     """
 
     code: int | None = None
@@ -112,7 +121,8 @@ class ObservedCause(Struct, frozen=True):
 
     Attributes:
         ended_run: the agent ended the attempt for it; else it is a report of the driver.
-        gpu: the UUID of the affected GPU; contained: that GPU remains usable.
+        gpu: the UUID of the affected GPU.
+        contained: that GPU remains usable.
         distant: it was so long before the end that any other cause is likelier.
     """
 
@@ -128,8 +138,10 @@ class ObservedCause(Struct, frozen=True):
 
 
 class AttemptGpus(Struct, frozen=True):
-    """The GPUs of an attempt: their number, and the highest part of one's memory that was in use in its
-    last seconds; None is unknown."""
+    """The GPUs of an attempt.
+
+    ``memory_percent`` is the highest part of one's memory that was in use in its last seconds; None is unknown.
+    """
 
     count: int = 0
     memory_percent: float | None = None
@@ -144,10 +156,18 @@ class AttemptGpus(Struct, frozen=True):
 class Evidence(Struct, frozen=True):
     """The evidence on the end of an attempt. Times are UTC unix seconds.
 
-    ``exit`` is None if the executor left no record; ``rebooted``: the machine was, since its start;
-    ``last_step`` is that of the metrics, whose line states the time ``last_step_at``. ``problems``
-    are unreadable files. ``shared_with`` are runs that used its GPU shortly before the end.
-    ``python`` is the interpreter, and why it was taken.
+    Attributes:
+        exit: None if the executor left no record.
+        last_step: of its metrics.
+        last_step_at: the time that the line of that step states.
+        rebooted: the machine was rebooted since its start.
+        observed: what the agent saw while it ran.
+        errors: its error files.
+        tails: the ends of its logs.
+        problems: unreadable files.
+        shared_with: runs that used its GPU shortly before the end.
+        gpus: its GPUs, and the use of their memory near the end.
+        python: the interpreter, and why it was taken.
     """
 
     exit: ExitRecord | None = None
@@ -176,7 +196,7 @@ class Evidence(Struct, frozen=True):
 
 
 def collect(attempt_dir: Path, **fields: Any) -> Evidence:
-    """Collect the evidence in an attempt's folder; ``fields`` are the other ones of `Evidence`.
+    """Collect the evidence in an attempt's folder; ``fields`` are the other fields of `Evidence`.
 
     At most the last TAIL_BYTES and TAIL_LINES of each log are kept. Missing, damaged or unreadable
     files do not affect the rest.

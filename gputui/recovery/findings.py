@@ -30,8 +30,6 @@ from gputui.runs.launchers.reports import LauncherReport, RankFailure, parse_rep
 
 # Delay of driver reports, which are polled once a second, relative to exceptions.
 SEEN_LATE_SECONDS = 3.0
-_OUR_DOING = frozenset({"killed", "segfault", "stopped_outside"})
-_BY_LOST_RANK = _OUR_DOING | {"rendezvous"}
 
 
 def reports_of(evidence: Evidence) -> list[LauncherReport]:
@@ -77,32 +75,34 @@ def gather(evidence: Evidence, reports: Sequence[LauncherReport]) -> list[Findin
 
 
 def _mark_consequences(findings: Sequence[Finding], evidence: Evidence, *, is_signalled: bool) -> list[Finding]:
-    """The findings, those that follow from another end as consequences. ``is_signalled``: a signal
-    asked the launcher to end."""
+    """Mark the findings that follow from another end as consequences.
+
+    ``is_signalled``: a signal asked the launcher to end.
+    """
     record = evidence.exit
     is_ended = any(cause.ended_run for cause in evidence.observed)
     is_stopped = record is not None and (record.stop_requested or record.signal is not None)
     # If gputui ended it for an observation, killed ranks are a consequence; and so they are of a
     # lost GPU, without which the next attempt would fail too.
     has_lost_gpu = any(cause.kind == "gpu_lost" for cause in evidence.observed)
-    consequences: Collection[str] = ()
-    if is_ended:
-        consequences = _OUR_DOING
-    elif has_lost_gpu:
-        consequences = {"killed"}
     # Exceptions during a stop are no cause unless they are specific.
     is_disturbed = is_ended or is_stopped or is_signalled
     marked = []
     for finding in findings:
-        if finding.kind in consequences or (is_disturbed and not finding.specific):
+        is_consequence = has_lost_gpu and finding.kind == "killed"
+        if is_ended:
+            is_consequence = KINDS[finding.kind].may_follow == "kill"
+        if is_consequence or (is_disturbed and not finding.specific):
             finding = replace(finding, tier=Tier.CONSEQUENCE)
         marked.append(finding)
     return marked
 
 
 def _is_ended_after(killed: Finding, of_ranks: Sequence[Finding]) -> bool:
-    """Return whether a signal ended a rank after another rank had failed by what no lost rank explains: launchers kill
-    the others, and not each of them says so."""
+    """Return whether a signal ended a rank after another rank had failed by what no lost rank explains.
+
+    Launchers kill the others, and not each of them says so.
+    """
     if killed.kind != "killed" or killed.rank is None:
         return False
     noticed = math.inf
@@ -111,7 +111,7 @@ def _is_ended_after(killed: Finding, of_ranks: Sequence[Finding]) -> bool:
     return any(
         finding.tier is Tier.CAUSE
         and finding.specific
-        and finding.kind not in _BY_LOST_RANK
+        and KINDS[finding.kind].may_follow not in ("kill", "lost_rank")
         and finding.rank != killed.rank
         and (finding.at is None or math.floor(finding.at) <= noticed)
         for finding in of_ranks
@@ -196,9 +196,14 @@ def _rank_processes(
 def _explain_command(
     evidence: Evidence, report: LauncherReport, of_ranks: Sequence[Finding], *, with_ranks: bool
 ) -> Finding | None:
-    """The finding about the command itself, which may be the ranks' launcher; None if those of its
-    ranks explain its end. ``with_ranks``: signals killed ranks, and a process that starts ranks
-    often kills itself along with them."""
+    """The finding about the command itself, which may be the ranks' launcher.
+
+    Args:
+        with_ranks: signals killed ranks; a process that starts ranks often kills itself along with them.
+
+    Returns:
+        None if the findings about its ranks explain its end.
+    """
     unranked_output, _ = by_rank(report.rest)
     code = None
     record = evidence.exit
@@ -222,13 +227,13 @@ def _explain_command(
     if finding is None or any(of_rank.text == finding.text for of_rank in of_ranks):
         return None
     if any(finding.tier is Tier.CAUSE for finding in of_ranks):
-        is_telling = finding.specific and finding.kind not in _OUR_DOING
+        is_telling = finding.specific and KINDS[finding.kind].may_follow != "kill"
         if is_telling:
             return replace(finding, tier=Tier.CONSEQUENCE)
         return None
     kinds = {of_rank.kind for of_rank in of_ranks}
     # NCCL's watchdog logs with its rank's prefix, then aborts its process.
-    is_watchdog = code == -signal.SIGABRT and bool(kinds & {"nccl_timeout", "nccl_error"})
+    is_watchdog = code == -signal.SIGABRT and any(KINDS[kind].of_nccl for kind in kinds)
     is_implied = (finding.kind == "segfault" and is_watchdog) or (finding.kind == "nonzero_exit" and bool(kinds))
     if is_implied:
         return None

@@ -10,8 +10,8 @@ import msgspec
 from msgspec import Struct
 
 from gputui.recovery.actions import ELSEWHERE, NO_CHECKPOINTS
-from gputui.recovery.checkpoints.attempt_spans import WORKED_SECONDS
 from gputui.recovery.checkpoints.ledger import rolled_back
+from gputui.recovery.checkpoints.resumable import WORKED_SECONDS
 from gputui.recovery.classify import Incident
 from gputui.recovery.effects import NO_EFFECT, AppliedAction, Effect, MachineContext, Result, SkippedAction
 from gputui.recovery.policies import Policy
@@ -32,11 +32,16 @@ Because = Literal[
 
 
 class PastDecision(Struct, frozen=True):
-    """An earlier decision of the same run, made at the end of ``attempt``.
+    """An earlier decision of the same run.
 
-    ``progressed``: that attempt got further than those before it. ``changed``: the decision changed
-    parameters. ``actions`` are the names of the applied actions, ``replaced`` the former values of
-    changed parameters. ``step`` and ``detail`` are those of the attempt's incident.
+    Attributes:
+        attempt: at whose end it was made.
+        kind, step, detail: of that attempt's incident.
+        rung: the position on the ladder, counted from 0.
+        progressed: that attempt got further than those before it.
+        changed: the decision changed parameters.
+        actions: the names of the applied actions.
+        replaced: the former values of changed parameters.
     """
 
     attempt: int
@@ -55,9 +60,10 @@ class AttemptReach(Struct, frozen=True):
     """The reach of the ended attempt. Unknown is None.
 
     Attributes:
-        last_step: its last step; best_step_before: the furthest step of the attempts before it.
-        new_checkpoint: it wrote a checkpoint; further_checkpoint: beyond those before it, where
-            steps start again with every epoch or attempt.
+        last_step: its last step.
+        best_step_before: the furthest step of the attempts before it.
+        new_checkpoint: it wrote a checkpoint.
+        further_checkpoint: it wrote one beyond those before it, where steps start again with every epoch or attempt.
         ran_seconds: its duration.
         resumption: where it began.
     """
@@ -90,7 +96,7 @@ class FailedAttempt(Struct, frozen=True, kw_only=True):
         run_id, number: its run, and its number in it.
         params: its parameters.
         history: the decisions since a person last started the run, oldest first
-            (`gputui.recovery.history`).
+            (`gputui.recovery.past_decisions`).
         checkpoints: those of the run's lineage that may be resumed from, best first, and those that
             are passed over; None if only the run's target sees them.
         unreadable: why they cannot be read now.
@@ -124,10 +130,11 @@ class RecoveryPlan(Struct, frozen=True):
 
     Attributes:
         actions: applied and skipped actions in the order of the ladder.
-        params: all parameters of the next attempt; changed: those that differ.
-        rung: the position on the ladder, counted from 0.
         reason: one sentence without its full stop.
         because: the reason as a keyword for programs.
+        params: all parameters of the next attempt.
+        rung: the position on the ladder, counted from 0.
+        changed: the parameters that differ from those of the failed attempt.
         effect: effects besides changed parameters.
     """
 
@@ -158,9 +165,11 @@ class RecoveryPlan(Struct, frozen=True):
 class ResumePoint(Struct, frozen=True):
     """The checkpoints that may be resumed from, best first, and why others are rejected.
 
-    ``configured``: the profile names checkpoints. ``chosen_there``: only the run's target sees them
-    and chooses when the attempt begins. ``is_passed``: an argument tells the script to resume; else
-    only $GPUTUI_CHECKPOINT names the checkpoint, which the script may not read.
+    Attributes:
+        configured: the profile names checkpoints.
+        chosen_there: only the run's target sees them, and chooses when the attempt begins.
+        is_passed: an argument tells the script to resume; else only $GPUTUI_CHECKPOINT names the checkpoint, which
+            the script may not read.
     """
 
     usable: tuple[CheckpointInfo, ...]
@@ -171,8 +180,8 @@ class ResumePoint(Struct, frozen=True):
 
     @classmethod
     def of(cls, checkpoints: Sequence[CheckpointInfo] | None, spec: RunSpec) -> ResumePoint:
-        """Split ``checkpoints``, as `gputui.recovery.checkpoints.choices` chooses them, into usable
-        and rejected ones. None: only the target sees them."""
+        """Split the checkpoints of a choice (`gputui.recovery.checkpoints.choices`) into usable and rejected
+        ones; None if only the target sees them."""
         infos = checkpoints or ()
         rejected = [
             SkippedAction(f"resuming from {info.path.name}", f"it {info.why}") for info in infos if not info.valid
@@ -197,7 +206,11 @@ class ResumePoint(Struct, frozen=True):
         return None
 
     def rollback(self, count: int) -> tuple[Result, int]:
-        """Go back ``count`` checkpoints before the best, if there are so many; and how many."""
+        """Go back ``count`` checkpoints before the best, or as many as there are.
+
+        Returns:
+            The result of the action, and the index of the checkpoint among the usable ones.
+        """
         best = self.usable[0].place if self.usable else 0
         older = [index for index, info in enumerate(self.usable) if info.place < best]
         if not self.configured:

@@ -40,11 +40,14 @@ class Situation(Struct, frozen=True):
     """A run's state at an incident.
 
     Attributes:
-        attempt: the number of the failing attempt; its parameters are ``params``.
+        params: those of the failing attempt.
+        attempt: its number.
         history: earlier decisions, oldest first.
-        checkpoints: its checkpoints, the newest first; resumed_from: the one it began from.
-        fails_at: the attempt's last step; best_step_before: the furthest of those before it.
+        checkpoints: the run's, the newest first.
+        resumed_from: the checkpoint that the attempt began from.
+        fails_at: the attempt's last step.
         every: the steps between two checkpoints.
+        best_step_before: the furthest step of the attempts before it.
         gpus: its GPUs; no other is free.
     """
 
@@ -94,11 +97,12 @@ def _saves(spec: RunSpec, last_step: int, every: int) -> tuple[CheckpointInfo, .
 def attempts_of(
     situation: Situation, kind: str, policy: Policy, *, times: int, progress: bool, refuses: bool = False
 ) -> list[SimulatedAttempt]:
-    """Simulate attempts that end with an incident of ``kind``, at most ``times``, until the policy
-    stops.
+    """Simulate attempts that end with an incident of a kind until the policy stops.
 
-    With ``progress`` each attempt gets a checkpoint further, else all end at the same step. With
-    ``refuses`` the script raises an exception before its first step whenever parameters changed.
+    Args:
+        times: at most so many attempts.
+        progress: each attempt gets a checkpoint further, else all end at the same step.
+        refuses: the script raises an exception before its first step whenever parameters changed.
     """
     rounds: list[SimulatedAttempt] = []
     now = situation

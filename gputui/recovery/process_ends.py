@@ -12,7 +12,7 @@ from msgspec import Struct
 from gputui.core.text import clean
 from gputui.machine.child import signal_name
 from gputui.recovery.evidence import ErrorFile, Evidence, ExitRecord
-from gputui.recovery.kinds import Tier
+from gputui.recovery.kinds import KINDS, Tier
 from gputui.recovery.signatures import (
     Signature,
     match_chain,
@@ -50,19 +50,19 @@ _BOX_BORDER = re.compile(r"^\s*[╭┌┏╔╰└┗╚+][─━═-].*[╮┐�
 _BOX_LINE = re.compile(r"^\s*[│┃║|] (?P<text>.*?)\s*[│┃║|]\s*$")
 _RULE = " \t─━═"
 _IGNORED = re.compile(r"(?m)^Exception ignored (?:in|while)\b.*\n(?:Traceback .*\n(?:\s.*\n)*.*\n?)?")
-# Exceptions that only report a failed communication or worker; a native message may have the cause.
-_EXPLAINED_BY_LINES = frozenset({"nccl_error", "nccl_timeout", "peer_lost", "dataloader_killed", "illegal_access"})
 
 
 class Finding(Struct, frozen=True):
     """A possible explanation of an end, from one process or from the agent's observations.
 
     Attributes:
-        text: the message; where: the location in the user's code.
+        text: the message.
         at: seconds, comparable among the findings of one attempt; None is unknown.
+        where: the location in the user's code.
         specific: recognised by a signature or an exit status, not merely an exception.
         detail: the detail in parentheses of a summary.
-        gpu: the UUID of the faulty GPU; contained: that GPU remains usable.
+        gpu: the UUID of the faulty GPU.
+        contained: that GPU remains usable.
     """
 
     kind: str
@@ -78,8 +78,17 @@ class Finding(Struct, frozen=True):
 
 
 class EndedProcess(Struct, frozen=True):
-    """A process whose end is to be explained. ``code`` is negative for a signal and None if
-    unknown."""
+    """A process whose end is to be explained.
+
+    Attributes:
+        rank: None for the command itself.
+        code: the exit code, negative for a signal; None if unknown.
+        at: when it ended (UTC unix seconds).
+        ended_by_launcher: its launcher ended it for another one's end.
+        error: its error file.
+        traceback: as its launcher reports it.
+        stderr, stdout: the ends of its logs.
+    """
 
     rank: int | None
     code: int | None
@@ -177,7 +186,8 @@ def _candidates(process: EndedProcess, evidence: Evidence) -> Iterator[Finding]:
     of_chain = None
     if chain is not None:
         of_chain = _chain_finding(chain, process, evidence)
-    if of_chain is None or process.has_crashed or of_chain.kind in _EXPLAINED_BY_LINES:
+    # An exception may only report a failed communication or worker, whose cause native code has printed.
+    if of_chain is None or process.has_crashed or KINDS[of_chain.kind].may_follow == "native_error":
         for text in (process.stderr, process.stdout):
             lines = lines_of(text)[-LAST_LINES:]
             for signature, line in (*match_lines("\n".join(lines)), *_reported_last(lines, process, evidence)):
@@ -264,22 +274,20 @@ def _refusal(lines: Sequence[str]) -> str | None:
     return next((" ".join(texts) for texts in paragraphs if texts), None)
 
 
-def _unboxed(lines: Sequence[str]) -> list[str]:
-    """The lines without the borders of boxes."""
-    inside = (_BOX_LINE.sub(r"\g<text>", line) for line in lines if not _BOX_BORDER.match(line))
-    return [line for line in inside if line.strip(_RULE)]
-
-
 def last_message(evidence: Evidence, rank: int | None, *, since: float | None = None) -> str | None:
-    """The last message on standard error of a rank, else of another one that did not end for want of a
-    rank; only of logs that were written since a time."""
+    """The last message on standard error of a rank, else of another one that did not end for want of a rank.
+
+    Args:
+        since: only logs count that were written since this time (UTC unix seconds).
+    """
     tails = list(evidence.tails)
     if since is not None:
         tails = [tail for tail in tails if tail.written_at is None or tail.written_at >= since - MTIME_SECONDS]
     own_tails = [tail for tail in tails if tail.rank == rank and tail.stream in ("stderr", "output")]
     others = [tail for tail in tails if tail.rank not in (rank, None) and tail.stream == "stderr"]
     for tail in (*own_tails, *(tail for tail in others if not _lost_a_rank(tail.text, evidence))):
-        lines = [line for line in _unboxed(lines_of(tail.text)) if not is_wrapper_line(line)]
+        inside = [_BOX_LINE.sub(r"\g<text>", line) for line in lines_of(tail.text) if not _BOX_BORDER.match(line)]
+        lines = [line for line in inside if line.strip(_RULE) and not is_wrapper_line(line)]
         announced = [line for line in lines[-5:] if _ANNOUNCED.match(line)]
         if announced:
             return structured(announced[-1])
@@ -298,9 +306,10 @@ def _lost_a_rank(text: str, evidence: Evidence) -> bool:
 
 
 def printed_at_end(evidence: Evidence) -> list[str]:
-    """Exceptions that processes printed last although they ended with code 0, such as `rank 0
-    printed KeyError: 'x'`. What Python prints for a destructor that fails at exit does not
-    count."""
+    """Exceptions that processes printed last although they ended with code 0: ``rank 0 printed at its end …``.
+
+    What Python prints for a destructor that fails at exit does not count.
+    """
     remarks = []
     for tail in evidence.tails:
         chain = last_chain(_IGNORED.sub("", tail.text), is_wrapper)

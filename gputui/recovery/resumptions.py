@@ -35,9 +35,15 @@ _CLEAR = 3.0
 def resumptions(
     attempts: Sequence[Attempt], lines: StepLines | None = None, ledger: Sequence[CheckpointRow] = ()
 ) -> Mapping[int, Resumption]:
-    """The real continuation of each attempt that did not begin the training, by its number; unknown
-    ones are left out. Where an attempt repeats a step after later ones, steps restart with every epoch,
-    and the first one says nothing."""
+    """The real continuation of each attempt that did not begin the training, by its number.
+
+    Unknown ones are left out. Where an attempt repeats a step after later ones, steps restart with every epoch, and
+    the first one says nothing.
+
+    Args:
+        lines: the run's metrics.
+        ledger: its checkpoints.
+    """
     by_attempt: dict[int, Resumption] = {}
     firsts: list[int] = []
     counts_on = False
@@ -63,7 +69,7 @@ def resumptions(
             resumption = "earlier"
             if done <= resumed * _NEAR_BEGINNING:
                 resumption = _by_losses(attempt, attempts, lines)
-        if resumption == "resumed" or not _start_again(attempts, lines):
+        if resumption == "resumed" or not _steps_start_again(attempts, lines):
             by_attempt[attempt.number] = resumption
             counts_on = counts_on or (done > 0 and resumption in ("resumed", "earlier", "later"))
     if counts_on:
@@ -100,7 +106,7 @@ def _by_losses(attempt: Attempt, attempts: Sequence[Attempt], lines: StepLines |
     return "uncertain"
 
 
-def _start_again(attempts: Sequence[Attempt], lines: StepLines | None) -> bool:
+def _steps_start_again(attempts: Sequence[Attempt], lines: StepLines | None) -> bool:
     """Return whether an attempt's steps start again at its first, as when counted within an
     epoch."""
     return lines is not None and any(

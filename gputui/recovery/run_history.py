@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from gputui.recovery.costs import Cost, costs
@@ -13,6 +14,7 @@ from gputui.runs.stored_spec import known_spec
 from gputui.store import checkpoints
 from gputui.store.attempts import Attempt, read_attempts
 from gputui.store.checkpoints import CheckpointRow
+from gputui.store.commands import RESUME
 from gputui.store.metrics.step_lines import StepLines
 from gputui.store.run_history import (
     DecisionView,
@@ -22,12 +24,20 @@ from gputui.store.run_history import (
     read_incidents,
     read_transitions,
 )
+from gputui.store.run_states import RunState
 from gputui.store.runs import Run
 
 
 class RunHistory(NamedTuple):
-    """What is stored about a run, oldest first: its attempts, the incidents that ended them, what was decided, the
-    changes of its state, and its checkpoints. ``lines`` reads its metrics."""
+    """What is stored about a run, oldest first.
+
+    Attributes:
+        incidents: what ended its attempts.
+        decisions: what was done about that.
+        transitions: the changes of its state.
+        checkpoints: its ledger.
+        lines: reads its metrics.
+    """
 
     run: Run
     attempts: list[Attempt]
@@ -59,3 +69,24 @@ class RunHistory(NamedTuple):
     def resumptions(self) -> Mapping[int, Resumption]:
         """From where each attempt really went on, by its number. Raises sqlite3.Error."""
         return resumptions(self.attempts, self.lines, self.checkpoints)
+
+
+def person_started_at(transitions: Sequence[TransitionView]) -> float:
+    """The time at which a person last launched, restarted or resumed the run; minus infinity if
+    unknown."""
+    return max((move.at for move in queued_by_person(transitions)), default=float("-inf"))
+
+
+def training_began_at(transitions: Sequence[TransitionView]) -> float:
+    """The time at which the run last began from scratch on a person's request; minus infinity if
+    unknown."""
+    idle = {move.transition_id for move, after in pairwise(transitions) if after.to_state != RunState.STARTING}
+    begun = (
+        move.at for move in queued_by_person(transitions) if move.cause != RESUME and move.transition_id not in idle
+    )
+    return max(begun, default=float("-inf"))
+
+
+def queued_by_person(transitions: Sequence[TransitionView]) -> list[TransitionView]:
+    """The moves to ``queued`` by a person: only recovery moves a run there from ``recovering``."""
+    return [move for move in transitions if move.to_state == RunState.QUEUED and move.from_state != RunState.RECOVERING]

@@ -316,7 +316,7 @@ def match_exception(raised: Raised, gpus: AttemptGpus) -> Signature | None:
 
 
 def match_chain(chain: Chain, gpus: AttemptGpus) -> tuple[Raised, Signature | None]:
-    """The most informative exception of a chain, and its signature, None if it matches none.
+    """The most informative exception of a chain, and its signature; None if it matches none.
 
     A known cause counts anywhere in the chain, because other exceptions may follow from it. A weak
     one counts only at the end: programs try an import and continue without it."""

@@ -18,7 +18,7 @@ _THREAD = re.compile(r"^(?:Current t|T)hread \S+(?: \[.*\])? \(")
 _MAIN_THREAD = re.compile(r"^Current thread ")
 _DUMP_FRAME = re.compile(r'^  File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<function>\S.*)$')
 # Where a rank waits for the others, and where for its data.
-_COLLECTIVES = (*("/torch/distributed/", "/torch/autograd/"), *("/torch/nn/parallel/", "/torch/cuda/"))
+_COLLECTIVES = ("/torch/distributed/", "/torch/autograd/", "/torch/nn/parallel/", "/torch/cuda/")
 _DATA = "/torch/utils/data/"
 # Functions of Python that wait without a frame of their own.
 _BLOCKS = re.compile(r"\b(?:sleep|acquire|input|flock|lockf|waitpid|pause|select|poll|recv|readline)\(")
@@ -37,9 +37,10 @@ Stack = tuple[StackFrame, ...]
 
 
 def main_stacks(text: str) -> list[Stack]:
-    """The stacks of main threads, or of those that got the signal, in dumps by Python's
-    faulthandler. If it names no current thread, because that has released the interpreter's lock,
-    the last one is the main thread."""
+    """The stacks of main threads, or of those that got the signal, in dumps by Python's faulthandler.
+
+    If it names no current thread, because that has released the interpreter's lock, the last one is the main thread.
+    """
     stacks: list[list[StackFrame]] = []
     frames: list[StackFrame] = []
     for line in map(bare, lines_of(text)):
@@ -56,7 +57,7 @@ def is_foreign(frame: StackFrame) -> bool:
     return any(part in frame.file for part in FOREIGN)
 
 
-def place(stack: Stack) -> str:
+def location_of(stack: Stack) -> str:
     """The innermost frame of the user's code, else the innermost frame: ``train.py:28 in main``."""
     frame = next((frame for frame in stack if not is_foreign(frame)), stack[0])
     return f"{PurePath(frame.file).name}:{frame.line} in {frame.function}"
@@ -70,28 +71,31 @@ def fatal_where(text: str) -> str | None:
         return None
     stacks = main_stacks("\n".join(lines[starts[-1] :]))
     if stacks:
-        return place(stacks[-1])
+        return location_of(stacks[-1])
     return None
 
 
 def lagging_rank(stacks: Mapping[int, Stack], source: Callable[[str, int], str]) -> tuple[int | None, str] | None:
-    """The rank that holds up all others of a hang, as their stacks show it, and words for where
-    they are.
+    """The rank that holds up all others of a hang, as their stacks show it.
 
     Only one that waits for something else is named: for Python's own input and locks, or for data.
     A line of the script by itself says nothing, since waits for a tensor or a collective operation
-    end there, too. Without such a rank the words say where the ranks are; None if all are at one
-    place. ``source`` gives a line of a file.
+    end there, too.
+
+    Args:
+        source: gives a line of a file.
+
+    Returns:
+        The rank, if one is known, and words for where the ranks are; None if all are at one place.
     """
     lagging = [rank for rank, stack in stacks.items() if _waits_elsewhere(stack, source)]
-    places = {rank: place(stack) for rank, stack in stacks.items()}
+    locations = {rank: location_of(stack) for rank, stack in stacks.items()}
     if len(lagging) == 1 and len(stacks) > 1:
-        lagging_place = places[lagging[0]]
-        others = Counter(location for rank, location in places.items() if rank != lagging[0])
+        others = Counter(location for rank, location in locations.items() if rank != lagging[0])
         most = others.most_common(1)[0][0]
-        return lagging[0], f"it was at {lagging_place} while the others waited at {most}"
+        return lagging[0], f"it was at {locations[lagging[0]]} while the others waited at {most}"
     ranks: dict[str, list[str]] = {}
-    for rank, location in sorted(places.items()):
+    for rank, location in sorted(locations.items()):
         ranks.setdefault(location, []).append(str(rank))
     if len(ranks) < 2:
         return None

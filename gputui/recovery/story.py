@@ -10,9 +10,9 @@ from gputui.core.text import clean
 from gputui.core.units import count_of, duration, parameter
 from gputui.recovery.classify import detail_of
 from gputui.recovery.costs import Cost, in_words, total
-from gputui.recovery.history import queued_by_person
+from gputui.recovery.kinds import kind_of
 from gputui.recovery.resumptions import Resumption
-from gputui.recovery.run_history import RunHistory
+from gputui.recovery.run_history import RunHistory, queued_by_person
 from gputui.runs.checkpoint_names import step_words
 from gputui.runs.stored_spec import known_spec
 from gputui.store.attempts import Attempt, ended_seconds
@@ -20,9 +20,6 @@ from gputui.store.rows import json_mapping
 from gputui.store.run_history import DecisionView, IncidentView, TransitionView
 from gputui.store.run_states import RunState
 from gputui.store.runs import KILL, PHASE_OVER, TIME_OVER, Run
-
-_OUT_OF_MEMORY = ("cuda_oom", "shared_gpu_oom", "host_oom")
-"""Kinds whose findings are quoted: they name sizes that the summary leaves out."""
 
 AGENT = "agent"
 """The actor of transitions without a person."""
@@ -95,8 +92,10 @@ def _alike_attempts(
     transitions: Sequence[TransitionView],
     went_on: Mapping[int, Resumption],
 ) -> list[list[Attempt]]:
-    """The attempts in their order, those together that failed in the same way as the first of them. A single
-    repetition stands alone: it is told as briefly."""
+    """The attempts in their order, in groups that failed in the same way.
+
+    A single repetition is a group of its own: it is told as briefly.
+    """
 
     def failure(attempt: Attempt) -> tuple[object, ...]:
         incident = of_attempt.get(attempt.number)
@@ -181,7 +180,7 @@ def _attempt_sentence(run: Run, attempt: Attempt, now: float, went_on: Resumptio
     lasted = duration(seconds)
     if placement is not None and placement.queued_seconds >= 1:
         lasted += f", after {duration(placement.queued_seconds)} in the queue"
-    where = _place(run, attempt)
+    where = _location(run, attempt)
     resumed = _resumption_clause(attempt, went_on)
     if is_over and (attempt.first_step is None or attempt.last_step is None):
         where += " without a step in its metrics"
@@ -202,18 +201,18 @@ def _steps_sentence(attempt: Attempt) -> str:
     return f" It reported steps {first} to {last}."
 
 
-def _place(run: Run, attempt: Attempt) -> str:
+def _location(run: Run, attempt: Attempt) -> str:
     """``2 GPUs of lab (n1, n2)``, ``4 GPUs``, ``2 CPU ranks`` or ``the CPU``."""
     gpus = ""
     if attempt.gpu_count:
         gpus = count_of(attempt.gpu_count, "GPU")
     if run.target is not None:
-        place = run.target
+        target = run.target
         if attempt.placement is not None and attempt.placement.nodes:
-            place = f"{place} ({', '.join(attempt.placement.nodes)})"
+            target = f"{target} ({', '.join(attempt.placement.nodes)})"
         if gpus:
-            return f"{gpus} of {place}"
-        return place
+            return f"{gpus} of {target}"
+        return target
     ranks = json_mapping(run.spec_json).get("nproc")
     if gpus:
         return gpus
@@ -275,7 +274,8 @@ def _evidence_sentence(incident: IncidentView) -> str:
     """Evidence that the summary does not contain."""
     quoted = []
     for line, witness in zip(incident.evidence, incident.witnesses, strict=False):
-        is_size = witness == "finding" and incident.kind in _OUT_OF_MEMORY
+        # A finding that names a size which the summary leaves out.
+        is_size = witness == "finding" and kind_of(incident.kind).missing_memory is not None
         is_new = str(line).rpartition("raised at ")[2] not in incident.summary
         if witness in ("kernel", "launcher") or (is_size and is_new):
             quoted.append(str(line).rstrip("."))
@@ -328,7 +328,7 @@ def _end_sentence(run: Run, attempt: Attempt, transitions: Sequence[TransitionVi
 
 
 def _state_sentence(run: Run, attempts: Sequence[Attempt], now: float, is_explained: bool) -> str:
-    """The run's state; ``is_explained``: an attempt's paragraph has the reason."""
+    """A sentence on the run's state; ``is_explained``: an attempt's paragraph has the reason."""
     tries = count_of(len(attempts), "attempt")
     match run.state:
         case RunState.SUCCEEDED:

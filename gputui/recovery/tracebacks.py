@@ -63,9 +63,14 @@ FOREIGN = ("site-packages", "dist-packages", "<frozen", "/lib/python")
 
 
 class Raised(Struct, frozen=True):
-    """One exception: its type as printed, its message (one or more lines), its location in the
-    user's code, and the functions that it passed through (``torch/serialization.py in load``),
-    outermost first."""
+    """One exception.
+
+    Attributes:
+        type: as printed.
+        message: one or more lines.
+        where: its location in the user's code: ``train.py:28 in main``.
+        path: the functions that it passed through (``torch/serialization.py in load``), outermost first.
+    """
 
     type: str
     message: str
@@ -81,11 +86,13 @@ class Raised(Struct, frozen=True):
 
 
 class Chain(Struct, frozen=True):
-    """An exception and those that it was raised from, earliest first.
+    """An exception and those that it was raised from.
 
-    ``trailing`` is the number of later lines that an ending interpreter does not write: if there
-    are many, the exception was caught and the program continued. ``ranked``: PyTorch printed it as
-    the end of a rank.
+    Attributes:
+        raised: earliest first.
+        trailing: the number of later lines that an ending interpreter does not write: if there are many, the
+            exception was caught and the program continued.
+        ranked: PyTorch printed it as the end of a rank.
     """
 
     raised: tuple[Raised, ...]
@@ -107,10 +114,12 @@ class _Span(NamedTuple):
 
 
 def plain(text: str) -> str:
-    """A log without escape sequences, with the tracebacks inside of JSON lines as lines, and without
-    what another program writes before each line of a traceback: a rank (srun), an actor (Ray), a
-    service (compose), a time, a logger. Such a prefix is known by the lines of one traceback that
-    begin with it, apart from their numbers."""
+    """A log without escape sequences, with the tracebacks inside of JSON lines as lines.
+
+    What another program writes before each line of a traceback is left out, too: a rank (srun), an actor (Ray), a
+    service (compose), a time, a logger. Such a prefix is known by the lines of one traceback that begin with it,
+    apart from their numbers.
+    """
     # Before long lines are cut, after which they are no JSON.
     unfolded = (part for line in SEQUENCE.sub("", text).split("\n") for part in _unfolded(line))
     lines = lines_of("\n".join(unfolded))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from gputui.recovery.history import past_decisions, person_started_at, progress_of, without_unsound_steps
+from gputui.recovery.past_decisions import past_decisions, progress_of, without_unsound_steps
 from gputui.recovery.plans import PastDecision
 from gputui.recovery.resumptions import Resumption, resumptions
+from gputui.recovery.run_history import RunHistory, person_started_at
 from gputui.store.attempts import Attempt
 from gputui.store.checkpoints import CheckpointRow
 from gputui.store.metrics.step_lines import FIRST_RANK, LineFilter, StepLine
@@ -68,6 +69,18 @@ def move(at: float, origin: str | None, target: str, actor: str = "ann", cause: 
 LAUNCH = move(1.0, None, "queued")
 
 
+def history(
+    attempts: list[Attempt],
+    incidents: Sequence[IncidentView] = (),
+    decisions: Sequence[DecisionView] = (),
+    transitions: Sequence[TransitionView] = (LAUNCH,),
+    checkpoints: Sequence[CheckpointRow] = (),
+    lines: Any = None,
+) -> RunHistory:
+    run: Any = None
+    return RunHistory(run, attempts, list(incidents), list(decisions), list(transitions), list(checkpoints), lines)
+
+
 def test_decisions_become_what_the_policy_needs() -> None:
     attempts = [attempt(1, at=2.0, last=40), attempt(2, at=100.0, last=40), attempt(3, at=200.0, last=55)]
     full = "rank 1 ran out of GPU memory (tried to allocate 2.00 GiB, train.py:18)"
@@ -78,7 +91,7 @@ def test_decisions_become_what_the_policy_needs() -> None:
         decision(1, 1, at=60.0, params={"batch_size": 12}, actions=(shrink, skipped)),
         decision(2, 2, at=160.0, rung=1),
     ]
-    assert past_decisions(attempts, incidents, decisions, [LAUNCH]) == [
+    assert past_decisions(history(attempts, incidents, decisions)) == [
         PastDecision(
             1, "cuda_oom", 0, "retry", True, True, ("shrink_batch",), {}, 40, "tried to allocate 2.00 GiB, train.py:18"
         ),
@@ -92,10 +105,10 @@ def test_only_what_happened_since_a_person_started_it_counts() -> None:
     decisions = [decision(1, 1, at=60.0, verdict="stop"), decision(2, 2, at=560.0)]
     moves = [LAUNCH, move(60.0, "recovering", "queued", "agent"), move(400.0, "failed", "queued", cause="resume")]
     assert person_started_at(moves) == 400.0
-    past = past_decisions(attempts, incidents, decisions, moves)
+    past = past_decisions(history(attempts, incidents, decisions, moves))
     # Attempt 2 reached less than attempt 1, but that was before a person took a new start.
     assert [(entry.attempt, entry.progressed) for entry in past] == [(2, True)]
-    progress = progress_of(attempts, 2, [], moves, ended_at=560.0)
+    progress = progress_of(history(attempts, transitions=moves), 2, ended_at=560.0)
     assert progress.best_step_before is None and progress.made
 
 
@@ -107,7 +120,7 @@ def test_without_steps_a_checkpoint_of_its_own_is_progress() -> None:
     attempts = [attempt(1, at=2.0), attempt(2, at=100.0, resumed_from="/c/step_40.pt", resumed_step=40)]
 
     def made(*rows: CheckpointRow) -> bool:
-        return progress_of(attempts, 2, rows, [LAUNCH], ended_at=190.0).made
+        return progress_of(history(attempts, checkpoints=rows), 2, ended_at=190.0).made
 
     assert made(saved("/c/step_40.pt", 1), saved("/c/step_60.pt", 2))
     assert not made(saved("/c/step_60.pt", 2, verdict="invalid"))
@@ -179,9 +192,9 @@ def test_steps_with_a_loss_that_is_not_finite_are_no_progress() -> None:
     attempts = [attempt(1, at=2.0, last=45), attempt(2, at=100.0, last=46), attempt(3, at=200.0, last=47)]
     sound = without_unsound_steps(attempts, Lines(unsound={2: 41, 3: 41}, losses={1: [1.0]}))
     assert [row.last_step for row in sound] == [45, 40, 40]
-    past = past_decisions(sound, [incident(1, 2, "nan_loss")], [decision(1, 2, at=160.0)], [LAUNCH])
+    past = past_decisions(history(sound, [incident(1, 2, "nan_loss")], [decision(1, 2, at=160.0)]))
     assert not past[0].progressed
-    assert not progress_of(sound, 3, [], [LAUNCH], ended_at=260.0).made
+    assert not progress_of(history(sound), 3, ended_at=260.0).made
 
 
 @table("first, value, what", [
@@ -235,9 +248,10 @@ def test_an_attempt_that_loaded_its_checkpoint_and_saved_got_further_whatever_it
         attempt(2, at=100.0, last=9, first_step=1, resumed_from="/c/x.pt", resumed_step=30),
     ]
     rows, lines = [saved("/c/y.pt", 2)], Lines(losses={1: FALLING, 2: after})
-    decided = past_decisions(attempts, [incident(1, 2)], [decision(1, 2, at=160.0)], [LAUNCH], rows, lines)
+    past = history(attempts, [incident(1, 2)], [decision(1, 2, at=160.0)], checkpoints=rows, lines=lines)
+    decided = past_decisions(past)
     assert decided[0].progressed is is_further
-    assert progress_of(attempts, 2, rows, [LAUNCH], lines, ended_at=190.0).made is is_further
+    assert progress_of(past, 2, ended_at=190.0).made is is_further
 
 
 def test_a_script_that_counts_on_elsewhere_has_begun_again() -> None:

@@ -20,6 +20,7 @@ from gputui.core import units
 from gputui.core.text import clean
 from gputui.core.yaml_forms.problems import ProfileError
 from gputui.profiles.home_files import SettingsFile, load_alerts
+from gputui.recovery.kinds import kind_of
 from gputui.recovery.watch.engine import AlertChange, Engine, Key, sentence
 from gputui.recovery.watch.machine import GpuMoment, GpuWatch, HostWatch
 from gputui.recovery.watch.metric_history import OLD_SECONDS, RateSchedule
@@ -39,7 +40,6 @@ log = logging.getLogger(__name__)
 # An older sample does not count as current: the larger of these seconds and sampling intervals.
 SILENT_SECONDS = 5.0
 SILENT_INTERVALS = 3.0
-NCCL_KINDS = ("nccl_error", "nccl_timeout")
 # Rules about a run's metrics; NCCL's errors also count for a run that has ended.
 _METRIC_RULES = [rule.id for rule in RULES.values() if rule.subject == "run" and rule.id != "nccl_errors"]
 
@@ -278,7 +278,7 @@ class AlertEvaluation:
         ).fetchall()
         for incident_id, run_id, kind, summary in rows:
             self.incident_id = incident_id
-            if kind in NCCL_KINDS:
+            if kind_of(kind).of_nccl:
                 errors.setdefault(run_id, []).append(summary)
         return errors
 

@@ -24,10 +24,11 @@ from gputui.recovery.classify import outcome
 from gputui.recovery.decide import decide, reason_of_end
 from gputui.recovery.effects import MachineContext
 from gputui.recovery.findings import reports_of
-from gputui.recovery.history import past_decisions, progress_of, without_unsound_steps
 from gputui.recovery.kinds import KINDS, SHARED_OOM
+from gputui.recovery.past_decisions import past_decisions, progress_of, without_unsound_steps
 from gputui.recovery.plans import FailedAttempt, RecoveryPlan
 from gputui.recovery.process_ends import printed_at_end
+from gputui.recovery.run_history import RunHistory
 from gputui.runs import repository
 from gputui.runs.checkpoint_names import step_words
 from gputui.runs.command import checkpoint_directory
@@ -36,14 +37,14 @@ from gputui.runs.scheduler import GpuAvailability
 from gputui.runs.spec import Scalar
 from gputui.runs.stored_spec import spec_of
 from gputui.runs.submission import write_private
-from gputui.store.attempts import Attempt, get_attempt, read_attempts
+from gputui.store.attempts import Attempt, get_attempt
 from gputui.store.database import StoreError
 from gputui.store.events import EventKind, Severity, add_event, has_event
 from gputui.store.hardware import quarantine
 from gputui.store.metrics.intake import short_of
 from gputui.store.metrics.losses import last_sound_step, unsound_since
 from gputui.store.metrics.step_lines import StepLines
-from gputui.store.run_history import NewIncident, put_incident, read_decisions, read_incidents, read_transitions
+from gputui.store.run_history import NewIncident, put_incident, read_transitions
 from gputui.store.run_states import RunState
 from gputui.store.runs import KILL, PHASE_OVER, TIME_OVER, Run, get_run
 
@@ -345,15 +346,11 @@ def _failed_attempt(end: _End, machine: MachineContext | None) -> FailedAttempt:
         infos = choice.infos
         unreadable = choice.unreadable
         doubted = choice.doubted
-    lines = StepLines(connection, run_id)
-    ended_at = end.task.ended_at
-    attempts = without_unsound_steps(read_attempts(connection, run_id), lines)
-    moves = read_transitions(connection, run_id)
+    stored = RunHistory.read(connection, end.run)
+    sound = without_unsound_steps(stored.attempts, stored.lines)
+    history = stored._replace(attempts=sound, checkpoints=list(rows))
     again = has_event(connection, "steps_restarted", run_id=run_id)
-    incidents = read_incidents(connection, run_id)
-    decisions = read_decisions(connection, run_id)
-    past = past_decisions(attempts, incidents, decisions, moves, rows, lines, steps_start_again=again)
-    progress = progress_of(attempts, number, rows, moves, lines, ended_at=ended_at, steps_start_again=again)
+    progress = progress_of(history, number, ended_at=end.task.ended_at, steps_start_again=again)
     return FailedAttempt(
         run_id=run_id,
         number=number,
@@ -362,7 +359,7 @@ def _failed_attempt(end: _End, machine: MachineContext | None) -> FailedAttempt:
         spec=spec_of(end.run),
         params=end.run.params,
         policy=end.task.resolved.policy,
-        history=past,
+        history=past_decisions(history, steps_start_again=again),
         checkpoints=infos,
         unreadable=unreadable,
         doubted=doubted,

@@ -28,11 +28,10 @@ from gputui.core.files import read_regular
 from gputui.metrics.files import fixed_part
 from gputui.metrics.trackers import TRACKERS
 from gputui.recovery.checkpoints import ledger
-from gputui.recovery.checkpoints.attempt_spans import attempt_spans
-from gputui.recovery.checkpoints.resumable import Rows
+from gputui.recovery.checkpoints.resumable import Rows, attempt_spans
 from gputui.recovery.checkpoints.search import CheckpointSearch, surveyed
-from gputui.recovery.history import training_began_at
 from gputui.recovery.kinds import kind_of
+from gputui.recovery.run_history import training_began_at
 from gputui.runs.agent_process import read_identity
 from gputui.runs.command import watched_checkpoints
 from gputui.runs.learned_checkpoints import LEARNED

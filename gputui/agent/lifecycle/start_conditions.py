@@ -38,7 +38,7 @@ POLL_SECONDS = 1.0
 LOOK_SECONDS = 30.0
 PRUNE_SECONDS = 1800.0
 """Pruning first validates the checkpoints to keep, of any size."""
-# A condition of some room, for other than a checkpoint, asks for no more of the disk than this.
+# A condition of the kind ``room`` asks for no more of the disk than this.
 ROOM_SHARE = 0.05
 # Choosing another checkpoint reads whole files.
 DEADLINE_SECONDS = 900.0
