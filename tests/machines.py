@@ -24,7 +24,7 @@ from gputui.core.config import Workspace, locate
 from gputui.runs.agent_process import read_identity
 from gputui.runs.identity import ProcessIdentity, identify, is_alive
 from gputui.runs.processes import processes_of
-from gputui.runs.shim import all_pids
+from gputui.runs.shim_processes import all_pids
 from tests import forkserver
 from tests.conftest import wait_until
 

@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from gputui.core.config import PRIVATE_FILE_MODE
 from gputui.machine.procfs import read_stat
-from gputui.runs import shim
+from gputui.runs import shim_processes
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ class ProcessIdentity(NamedTuple):
     boot_id: str
 
 
-boot_id = lru_cache(maxsize=1)(shim.boot_id)
+boot_id = lru_cache(maxsize=1)(shim_processes.boot_id)
 
 
 def is_of_this_boot(recorded: str) -> bool:
@@ -148,7 +148,7 @@ def send_signal(identity: ProcessIdentity, number: int) -> bool:
 
 def environment_of(pid: int) -> dict[str, str]:
     """The environment a process was started with; empty if it is gone or another user's."""
-    return {os.fsdecode(name): os.fsdecode(value) for name, value in shim.environment_of(pid).items()}
+    return {os.fsdecode(name): os.fsdecode(value) for name, value in shim_processes.environment_of(pid).items()}
 
 
 class HeldElsewhereError(Exception):

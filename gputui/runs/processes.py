@@ -20,7 +20,7 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from gputui.machine.procfs import TICKS_PER_SECOND, ProcessStat, command_of, private_bytes, read_stat, user_of
-from gputui.runs import shim
+from gputui.runs import shim_processes
 from gputui.runs.foreign_json import read_foreign_json
 from gputui.runs.identity import ProcessIdentity, boot_id
 from gputui.store.hardware import GpuView
@@ -74,7 +74,7 @@ class ProcessScanner:
         self._tags = {}
         stats = {}
         tags = {}
-        for pid in shim.all_pids():
+        for pid in shim_processes.all_pids():
             stat = read_stat(pid)
             if stat is None or stat.is_dead:
                 continue
@@ -82,7 +82,7 @@ class ProcessScanner:
             key = (pid, stat.start_ticks)
             tag = before.get(key)
             if tag is None:
-                environment = shim.environment_of(pid)
+                environment = shim_processes.environment_of(pid)
                 tag = environment if _TAG in environment else {}
             if up_seconds - stat.start_ticks / TICKS_PER_SECOND > _YOUNG_SECONDS:
                 self._tags[key] = tag
@@ -129,7 +129,7 @@ class ProcessScan:
         while waiting:
             pid, owner = waiting.pop()
             if owner.rank is None:
-                owner = owner._replace(rank=shim.rank_by_output(pid, str(runs)))
+                owner = owner._replace(rank=shim_processes.rank_by_output(pid, str(runs)))
             owners[pid] = owner
             waiting += [(child, owner) for child in self._children.get(pid, ()) if child not in roots]
         return owners
@@ -148,9 +148,9 @@ def owner_of(pid: int, runs: Path | str) -> Owner | None:
     """The owner of one process, as `ProcessScan.owned` finds those of all."""
     rank = None
     for _ in range(_DEEPEST):
-        environment = shim.environment_of(pid)
+        environment = shim_processes.environment_of(pid)
         if rank is None:
-            rank = shim.rank_by_output(pid, str(runs))
+            rank = shim_processes.rank_by_output(pid, str(runs))
         if _TAG in environment:
             owner = _owner_in(environment, runs)
             if owner is None or owner.rank is not None:
@@ -169,7 +169,7 @@ def _owner_in(environment: Mapping[bytes, bytes], runs: Path | str) -> Owner | N
     if folder != str(runs) or not run_id:
         return None
     attempt = environment.get(b"GPUTUI_ATTEMPT", b"")
-    rank, size = shim.place_in(environment)
+    rank, size = shim_processes.rank_in(environment)
     number = int(attempt) if attempt.isdigit() else None
     return Owner(run_id, rank, number, size)
 

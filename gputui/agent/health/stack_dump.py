@@ -25,7 +25,7 @@ from gputui.runs.identity import ProcessIdentity, is_alive, is_stopped, send_sig
 from gputui.runs.logs import rank_logs, tail_text
 from gputui.runs.process_readings import describe
 from gputui.runs.processes import AttemptProcess
-from gputui.runs.shim import catches
+from gputui.runs.shim_processes import catches
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
-from gputui.runs import shim
+from gputui.runs import shim, shim_processes
 from gputui.runs.checks import CheckResult
 from gputui.runs.launchers import LAUNCHERS
 from gputui.runs.launchers.base import ANY_PORT, Placement
@@ -85,7 +85,7 @@ class LocalExecutor(Executor):
     file_name = Path(shim.__file__).name
 
     def program(self, folder: Path, locks: Sequence[int] = ()) -> tuple[str, ...]:
-        for needed in (sys.executable, shim.__file__):
+        for needed in (sys.executable, shim.__file__, shim_processes.__file__):
             if not Path(needed).is_file():
                 raise ExecutorGoneError(
                     f"{needed} is gone; install gputui again, then gputui agent stop and gputui agent start"

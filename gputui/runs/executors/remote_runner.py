@@ -67,7 +67,8 @@ PRIVATE_FIELDS = ("agent", "client_environment", "lock_files", "workspace")
 # The modules of the zipapp that runs on the target, below the package gputui.
 PROGRAM_MODULES = (
     "core/files.py", "runs/checkpoint_files.py", "runs/checkpoint_formats.py", "runs/checkpoint_names.py",
-    "runs/shim.py", "runs/executors/remote.py", "runs/executors/remote_checkpoints.py", "runs/executors/slurm/nodes.py",
+    "runs/shim.py", "runs/shim_processes.py", "runs/executors/remote.py", "runs/executors/remote_checkpoints.py",
+    "runs/executors/slurm/nodes.py",
 )  # fmt: skip
 PROGRAM_MAIN = "from gputui.runs.executors.remote import main\n\nraise SystemExit(main())\n"
 

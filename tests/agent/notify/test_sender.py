@@ -13,7 +13,7 @@ import pytest
 from gputui.agent.notify.sender import Delivery, Receipt, run_command, send
 from gputui.runs.identity import identify
 from gputui.runs.notices import Message, Recipient, obstacle_to
-from gputui.runs.shim import all_pids
+from gputui.runs.shim_processes import all_pids
 from tests.conftest import wait_until
 from tests.http_sinks import http_sink
 from tests.texts import mentions
