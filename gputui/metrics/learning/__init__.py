@@ -3,8 +3,9 @@
 In: lines of output, one after another. Out: records by step, and `Learned`, which goes on after a restart.
 `whole_lines` strips what loggers write and joins the lines of a box or a dictionary, `tokens` reads a line as words and
 numbers, `columns` names the numbers, `words` says what a name means. `candidates` collects lines of one shape,
-`evidence` finds the step and the metrics in them, `learner` tries all others, `shapes` reads the lines of a learned
-shape, and `positions` say where in which training they are. Read `lines` first.
+`column_values` are the numbers of one column in them, `counting` finds the step and the epoch among these, `evidence`
+the metrics, `learner` tries all others, `shapes` reads the lines of a learned shape, and `positions` say where in which
+training they are. Read `lines` first.
 
 A name is the words before a number, joined by ``_``, those in capitals in lower case: ``Acc@1`` is ``acc@1``, ``lm
 loss`` is ``lm_loss`` (a single letter stays: ``L``). A word of its own for a part of the data stands before it:

@@ -23,8 +23,14 @@ NEWEST = "newest step"
 
 
 class Row(Struct, frozen=True, array_like=True):
-    """The numbers of one line, None for those that are not finite; ``counts`` of the lines that only count, at that
-    time; the part of the data that the metric line before names; and the rank that stands before the line."""
+    """What is kept of one line.
+
+    Attributes:
+        numbers: Those of each column, two of a pair; None for one that is not finite.
+        counts: How far each candidate that only counts was at that time, by its key.
+        part_before: The part of the data that the metric line before names.
+        rank: The rank that stands before the line.
+    """
 
     numbers: tuple[tuple[float | int | None, ...], ...]
     counts: Mapping[str, int]
@@ -33,8 +39,15 @@ class Row(Struct, frozen=True, array_like=True):
 
 
 class Candidate(Struct, frozen=True, array_like=True):
-    """A shape whose newest ``rows`` are collected. ``counted`` is how far the counter of lines that only count went,
-    over all epochs; ``is_crowded``: the lines come several times for one step, with other numbers."""
+    """A shape whose newest lines are collected.
+
+    Attributes:
+        text, header: Its first line, and the names of columns if that is a row of a table.
+        lines: How many came.
+        rows: The newest of them.
+        counted: How far the counter of lines that only count went, over all epochs.
+        is_crowded: The lines come several times for one step, with other numbers.
+    """
 
     text: str
     header: tuple[str, ...]

@@ -25,7 +25,15 @@ _LINKS = frozenset({"±", ",", "+/-"})
 
 
 class PrintedNumber(NamedTuple):
-    """A number of a line, or two with a total. ``part`` is that of the data which the words before it name."""
+    """A number of a line, or two with a total.
+
+    Attributes:
+        token: The index of its token.
+        name: In its normal form, "" without one.
+        is_pair: It is a number and a total: ``20/100``.
+        is_bar: A progress bar is drawn before it.
+        part: The part of the data which the words before it name: ``train``, ``val``, ``eval`` or ``test``.
+    """
 
     token: int
     name: str
@@ -112,8 +120,10 @@ def _columns(tokens: Sequence[Token]) -> tuple[PrintedNumber, ...]:
         name_words, is_detail = _name_before(tokens, index)
         name = normal_name(tuple(name_words))
         sense = _sense(tokens, index, name, is_detail=is_detail)
-        if is_detail and tokens[index - 1].text == ",":
-            _ignore_metric(columns)
+        is_in_list = is_detail and tokens[index - 1].text == ","
+        if is_in_list and columns[-1].meaning in (Sense.METRIC, Sense.UNKNOWN):
+            # Which number of a list is meant is unknown.
+            columns[-1] = columns[-1]._replace(meaning=Sense.IGNORED)
         is_metric = sense in (Sense.METRIC, Sense.UNKNOWN)
         if is_metric:
             is_mixed = is_mixed or name.startswith("train/")
@@ -156,12 +166,6 @@ def _with_part(name: str, part: str | None, *, is_mixed: bool) -> str:
     if part in HELD_OUT or (part == "train" and is_mixed):
         return f"{part}/{name}"
     return name
-
-
-def _ignore_metric(columns: list[PrintedNumber]) -> None:
-    """Leave out the first number of a list: which of them is meant is unknown."""
-    if columns[-1].meaning in (Sense.METRIC, Sense.UNKNOWN):
-        columns[-1] = columns[-1]._replace(meaning=Sense.IGNORED)
 
 
 def _counts_steps(after: Sequence[Token]) -> bool:

@@ -13,13 +13,19 @@ from gputui.metrics.learning.shapes import LearnedShape
 class Running(Struct):
     """Where the reading is.
 
-    ``newest`` is the newest step, ``total`` the steps of the run, ``epoch`` and ``epochs`` those of the last header,
-    ``epochs_before`` those of the trainings before. ``steps`` and ``headers`` are the states of each `ContinuedCount`,
-    ``positions`` and ``counts`` those of each `Position` and `EpochCount`. ``part`` is that of the data which the last
-    metric line names, ``recent`` the names that are stored at the newest places, ``ranks`` the lowest of each shape. A
-    rank may repeat ``last_text``; ``records`` are those of each rank that have begun. ``is_cleared``: the last line
-    overwrote a bar with blanks; ``held_line`` is the shape, text and rank of a line written above the bar that is drawn
-    next. ``nested`` is the place of a bar with fewer steps than the last one, since that was drawn.
+    Attributes:
+        newest, total: The newest step, and the steps of the run if they are known.
+        nested: The place of a bar with fewer steps than the last one, since that was drawn.
+        epoch, epochs: Those of the last header; ``epochs_before`` those of the trainings before.
+        steps, headers: The states of each `ContinuedCount`.
+        part: The part of the data which the last metric line names.
+        recent: The names that are stored at the newest places, by place.
+        ranks: The lowest rank that prints a shape, by the index of the shape.
+        positions, counts: The states of each `Position`, by shape, and of each `EpochCount`, by scale.
+        last_text: The last line, which another rank may repeat.
+        records: The lines of the records that have begun, of each rank.
+        is_cleared: The last line overwrote a bar with blanks.
+        held_line: The shape, text and rank of a line written above the bar that is drawn next.
     """
 
     newest: int | None = None

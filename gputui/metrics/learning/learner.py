@@ -201,8 +201,8 @@ class Learner:
         self._characters = 0
         del self._candidates[key]
         shapes = [lesson.shape]
-        if lesson.source is not None:
-            shapes += self._take_counter(lesson.source)
+        if lesson.step_counter is not None:
+            shapes += self._take_counter(lesson.step_counter)
         if lesson.shape.lacks_epoch:
             for counter_key, counter in list(self._counters.items()):
                 counter_line = read_line(counter.text)

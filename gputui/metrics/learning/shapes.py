@@ -34,11 +34,15 @@ class LearnedColumn(Struct, frozen=True):
 class LearnedShape(Struct, frozen=True):
     """Lines of the form of ``example``.
 
-    ``is_held_out``: its places are those of a validation, of which the last line counts. ``restarts``: its places
-    begin again though it names no epoch. ``may_nest``: its places have no name, so that those of a smaller total may be
-    a validation's. ``stride``: what its places have in common, as `ShapeEvidence.stride`; ``counts_samples``: they
-    count samples. ``is_apart``: its lines name an epoch alone, and come while no step is made. ``part`` is that of the
-    data which its lines name.
+    Attributes:
+        columns: What its numbers are, in the order in which they are printed.
+        is_held_out: Its places are those of a validation, of which the last line counts.
+        restarts: Its places begin again though it names no epoch.
+        may_nest: Its places have no name, so that those of a smaller total may be a validation's.
+        stride: What its places have in common, as `ShapeEvidence.stride`.
+        counts_samples: Its places count samples.
+        is_apart: Its lines name an epoch alone, and come while no step is made.
+        part: The part of the data which its lines name.
     """
 
     example: str

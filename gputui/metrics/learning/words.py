@@ -108,17 +108,19 @@ def meaning(name: str) -> Sense:
     return Sense.IGNORED
 
 
-def _uncapitalised(word: str) -> str:
-    if len(word) > 1 and (word.istitle() or word.isupper()):
-        return word.lower()
-    return word
-
-
 @lru_cache(1024)
 def normal_name(printed: tuple[str, ...]) -> str:
     """The name that the words before a number make: joined by ``_``, and a word of its own for a part of
-    the data before it: ``val/loss`` of "Validation loss". "" if they end in no name."""
-    name_words = list(map(_uncapitalised, printed))
+    the data before it. "" if they end in no name.
+
+    >>> normal_name(("Validation", "loss"))
+    'val/loss'
+    """
+    name_words = []
+    for word in printed:
+        if len(word) > 1 and (word.istitle() or word.isupper()):
+            word = word.lower()
+        name_words.append(word)
     while name_words and name_words[-1] in _CONNECTORS:
         name_words.pop()
     if not name_words or name_words[-1] in _PREPOSITIONS:
