@@ -37,8 +37,16 @@ _CLOSING_BRACE = 0x7D
 
 
 class ParsedLine(NamedTuple):
-    """The stored content of a line. ``time`` is unix seconds; ``data`` is standard JSON; ``values``
-    is the same, decoded, and ``is_numeric`` if all of them are numbers."""
+    """The stored content of a line.
+
+    Attributes:
+        step: None for an event that is of no step.
+        time: Unix seconds, None if the line has none.
+        rank: None if the line names none.
+        data: The line as standard JSON.
+        values: The same, decoded.
+        is_numeric: All of them are numbers.
+    """
 
     step: int | None
     time: float | None
@@ -58,59 +66,6 @@ Parsed = ParsedLine | Rejected | None
 """The result of a line; None if it is neither metrics nor an error."""
 
 
-class LineFormat:
-    """A format of lines. ``breaks_at_return``: a carriage return also ends a line (progress bars). ``learns``: it finds
-    out which lines have metrics.
-    ``learned`` is what its lines have shown so far, and what the file's next reader must get as `Reading.learned`;
-    ``inherited`` the same for the files of the run's later attempts. None if nothing."""
-
-    breaks_at_return = False
-    has_header = False
-    learns = False
-
-    @property
-    def learned(self) -> Any:
-        return None
-
-    @property
-    def inherited(self) -> Any:
-        return self.learned
-
-    @property
-    def remark(self) -> str | None:
-        """A sentence on how its steps were counted, for a person; None if they are as written."""
-        return None
-
-    @property
-    def has_news(self) -> bool:
-        """True if lines that were passed over are metrics after all: the caller reads the file again from its
-        beginning, by `restarted`."""
-        return False
-
-    def restarted(self) -> LineFormat:
-        """The format with what is learned, for the file's first line."""
-        return self
-
-    def conclude(self) -> None:
-        """The file has ended."""
-
-    def begin(self, header: bytes, attempts_first: bytes = b"") -> None:
-        """A file begins or is continued: its first line if the format has a header, and the first
-        line of the attempt that is read, which may be a header of its own."""
-
-    def parse(self, line: bytes) -> Parsed:
-        """Parse a line without its newline; None if it is neither metrics nor an error."""
-        raise NotImplementedError
-
-    def parse_unterminated(self, line: bytes) -> Parsed:
-        """Parse the last bytes of an attempt, which have no newline: valid if complete, else
-        rejected as cut off."""
-        parsed = self.parse(line)
-        if isinstance(parsed, Rejected):
-            return Rejected(f"cut off: {parsed.reason}")
-        return parsed
-
-
 TOO_LONG = Rejected(f"longer than {MAX_LINE_BYTES >> 20} MiB")
 _NO_OBJECT = Rejected("not a JSON object")
 _TOO_DEEP = Rejected(f"nested deeper than {MAX_DEPTH} levels")
@@ -119,7 +74,11 @@ _TOO_MANY = Rejected(f"more than {MAX_VALUES} values")
 
 def parse_line(line: bytes) -> Parsed:
     """Parse a line of a JSONL file without its newline; None if it is blank. NaN and infinities
-    become strings, and strings that begin with a number become numbers (`read_values`)."""
+    become strings, and strings that begin with a number become numbers (`read_values`).
+
+    >>> parse_line(b'{"step": 3, "loss": NaN, "speed": "1.2k"}').data
+    '{"step":3,"loss":"NaN","speed":1200.0}'
+    """
     try:
         values = orjson.loads(line)
     except orjson.JSONDecodeError:
@@ -139,7 +98,7 @@ def parse_line(line: bytes) -> Parsed:
 
 
 def parse_values(values: Mapping[str, Any]) -> ParsedLine | Rejected:
-    """The same for a decoded line of another format."""
+    """Parse a decoded line of another format, as `parse_line`."""
     is_numeric = NUMBERS.issuperset(map(type, values.values())) and len(values) <= MAX_VALUES
     if is_numeric and all(-MAX_INTEGER <= value <= MAX_INTEGER for value in values.values()):
         # Finite numbers of 64 bits, as in most lines. A name may be no text in UTF-8.

@@ -14,8 +14,9 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from gputui.metrics.contract import LineFormat, Parsed, ParsedLine, Rejected, parse_line, parse_values
+from gputui.metrics.contract import Parsed, ParsedLine, Rejected, parse_line, parse_values
 from gputui.metrics.learning import Learned, LearnedLines
+from gputui.metrics.line_format import LineFormat
 from gputui.metrics.printed import CUT_OFF, STEP_NAMES, OutputPatterns, step_line
 from gputui.metrics.values import printed_number
 
@@ -24,11 +25,17 @@ PRINTED_STREAMS = {"stdout": ("stdout",), "stderr": ("stderr",), "output": ("std
 
 
 class Reading(Struct, frozen=True):
-    """The way in which a profile reads lines: ``patterns`` for printed lines, the name of an
-    unusual ``step``, factors of values by name, the outputs of a rank to search, the ``place``
-    of a tracker's file below the folder of its run, which names its metrics, and what earlier readers have ``learned``
-    (`LineFormat.learned`). Printed lines without patterns are learned; ``batch_size`` are the samples of a batch of the
-    attempt that prints them."""
+    """The way in which a profile reads lines.
+
+    Attributes:
+        patterns: Regular expressions for printed lines; without any, their forms are learned.
+        step: The name of the step, where it is an unusual one.
+        units: Factors of values, by name.
+        streams: The outputs of a rank to search.
+        place: The folder of a tracker's file below that of its run, which names its metrics; of MLflow, the metric.
+        learned: What earlier readers have learned, see `LineFormat.learned`.
+        batch_size: The samples of a batch of the attempt that prints the lines, if they are known.
+    """
 
     patterns: tuple[str, ...] = ()
     step: str | None = None
@@ -146,8 +153,9 @@ class MlflowLines(LineFormat):
         return CUT_OFF
 
 
-def line_format(name: str, reading: Reading = DEFAULT_READING) -> LineFormat:
-    """The format of a name: ``jsonl``, ``csv``, ``mlflow``, or ``stdout`` with its patterns. Raises ValueError."""
+def format_named(name: str, reading: Reading = DEFAULT_READING) -> LineFormat:
+    """The format of a name: ``jsonl``, ``csv``, ``mlflow`` or ``stdout``. Raises ValueError for another one, and for
+    bad patterns."""
     match name:
         case "jsonl":
             return JsonLines(reading.step)

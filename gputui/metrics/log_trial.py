@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from gputui.metrics.contract import LineFormat, ParsedLine, Rejected, excerpt
+from gputui.metrics.contract import ParsedLine, Rejected, excerpt
+from gputui.metrics.line_format import LineFormat
 from gputui.metrics.printed import printed_text
 from gputui.store.metrics.stored_lines import NOT_METRICS, as_float
 

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from gputui.core.text import SEQUENCE
 from gputui.core.training_log import MAX_STEP
-from gputui.metrics.contract import LineFormat, Parsed, ParsedLine, Rejected, parse_values
+from gputui.metrics.contract import Parsed, ParsedLine, Rejected, parse_values
 from gputui.metrics.epochs import EpochCount
+from gputui.metrics.line_format import LineFormat
 from gputui.metrics.values import printed_number
 
 if TYPE_CHECKING:

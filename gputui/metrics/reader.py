@@ -16,11 +16,12 @@ from msgspec.structs import replace
 from gputui.core.redaction import Redactor
 from gputui.metrics.arrivals import Arrivals
 from gputui.metrics.batch import BATCH_BYTES, BATCH_LINES, READ_SECONDS, Batch, MetricsNote
-from gputui.metrics.contract import MAX_LINE_BYTES, TOO_LONG, LineFormat, Parsed, Rejected, parse_values
+from gputui.metrics.contract import MAX_LINE_BYTES, TOO_LONG, Parsed, Rejected, parse_values
 from gputui.metrics.files import FollowedFile, ends, ends_after, fingerprint, is_unchanged
+from gputui.metrics.line_format import LineFormat
+from gputui.metrics.record_format import MAX_RECORD_BYTES, DamagedRecordError, RecordFormat
 from gputui.metrics.rewritten import EarlierLines, VersionComparison
 from gputui.metrics.source_state import SourceState
-from gputui.metrics.trackers import MAX_RECORD_BYTES, DamagedRecordError, RecordFormat
 from gputui.metrics.values import NullReader
 from gputui.store.metrics.stored_lines import FilePosition
 

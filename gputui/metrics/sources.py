@@ -20,10 +20,10 @@ from msgspec.structs import replace
 
 from gputui.core.redaction import Redactor
 from gputui.metrics.arrivals import Arrivals
-from gputui.metrics.contract import LineFormat
 from gputui.metrics.files import has_wildcards, may_overlap
-from gputui.metrics.formats import PRINTED_STREAMS, Reading, line_format
+from gputui.metrics.formats import PRINTED_STREAMS, Reading, format_named
 from gputui.metrics.history import HistoryReader
+from gputui.metrics.line_format import LineFormat
 from gputui.metrics.reader import Boundary, FileReader, ReadSource
 from gputui.metrics.rewritten import EarlierLines
 from gputui.metrics.source_state import SourceState
@@ -123,7 +123,7 @@ class SourceTable:
             reading = replace(reading, streams=PRINTED_STREAMS[kind])
             kind = PRINTED
         if kind != "hf" and kind not in TRACKERS:
-            line_format(kind, reading)
+            format_named(kind, reading)
         self._insert(run_id, path, kind, msgspec.json.encode(reading).decode())
 
     def files_of(self, run_id: str) -> list[SourceRow]:
@@ -307,9 +307,9 @@ class SourceTable:
         if row.format in TRACKERS:
             file_format: LineFormat = TRACKERS[row.format].file_format(how.place, how.learned)
         elif is_output:
-            file_format = line_format(PRINTED, how)
+            file_format = format_named(PRINTED, how)
         else:
-            file_format = line_format(row.format, how)
+            file_format = format_named(row.format, how)
         return FileReader(source, row.pattern, file_format, is_pattern=is_output or has_wildcards(row.pattern))
 
     def end(self, row: SourceRow, at_most: int | None = None, *, in_thread: bool = False) -> Callable[[], SourceState]:

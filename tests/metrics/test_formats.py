@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from gputui.metrics.contract import LineFormat, ParsedLine, Rejected
+from gputui.metrics.contract import ParsedLine, Rejected
 from gputui.metrics.formats import CsvLines, JsonLines, MlflowLines, Reading
 from gputui.metrics.learning import LearnedLines
+from gputui.metrics.line_format import LineFormat
 from gputui.metrics.printed import MAX_TIMEOUTS, OutputPatterns
 from tests.tables import table
 from tests.texts import mentions

@@ -12,15 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gputui.metrics.trackers import (
-    DamagedRecordError,
-    EventRecords,
-    HistoryRecords,
-    event_frames,
-    name_in,
-    subfolder_of_run,
-    wandb_frames,
-)
+from gputui.metrics.record_format import DamagedRecordError
+from gputui.metrics.tensorboard import EventRecords, name_in, subfolder_of_run
+from gputui.metrics.wandb import HistoryRecords
 from gputui.store.attempts import read_attempts
 from gputui.store.metrics.step_lines import StepLines
 from tests.conftest import wait_until
@@ -91,21 +85,21 @@ def read_in_pieces(frames: Frames, content: bytes, size: int) -> list[bytes]:
 
 @given(st.lists(st.binary(max_size=300), max_size=8), st.integers(1, 500))
 def test_records_come_once_however_the_file_grows(records: list[bytes], size: int) -> None:
-    assert read_in_pieces(event_frames, b"".join(map(framed, records)), size) == records
+    assert read_in_pieces(EventRecords().frames, b"".join(map(framed, records)), size) == records
 
 
 def test_records_over_several_blocks() -> None:
     lengths = (0, 10, 32_740, 5, 100_000, 7, 32_768 - 14)
     records = [bytes([number]) * length for number, length in enumerate(lengths)]
     for size in [11, 1000, 32768, 32770, 200_000]:
-        assert read_in_pieces(wandb_frames, chunked(records), size) == records
+        assert read_in_pieces(HistoryRecords().frames, chunked(records), size) == records
 
 
 def test_damage_is_said_and_not_read_over() -> None:
     for frames, content in [
-        (event_frames, framed(b"abc") + b"\x01" * 20),
-        (wandb_frames, b"no such file"),
-        (wandb_frames, chunked([b"abc"])[:7] + b"\xff" * 20),
+        (EventRecords().frames, framed(b"abc") + b"\x01" * 20),
+        (HistoryRecords().frames, b"no such file"),
+        (HistoryRecords().frames, chunked([b"abc"])[:7] + b"\xff" * 20),
     ]:
         with pytest.raises(DamagedRecordError):
             list(frames(content, 0))
@@ -123,7 +117,7 @@ def test_any_bytes_are_scalars_nothing_or_damage(content: bytes) -> None:
 
 def test_names_that_mean_something_else_in_a_line_are_changed() -> None:
     for name in ["step", "time", "rank", "event", "phase"]:
-        ((_, record),) = event_frames(event(7, **{name: 0.5}), 0)
+        ((_, record),) = EventRecords().frames(event(7, **{name: 0.5}), 0)
         assert EventRecords().scalars(record) == {f"{name}_": 0.5, "step": 7, "time": 1.6e9 + 7}
         found = HistoryRecords().scalars(history(7, 0.25, **{name: 8}))
         assert found == {"loss": 0.25, f"{name}_": 8, "step": 7, "time": 1.6e9 + 7}
@@ -153,7 +147,7 @@ def test_tensorboards_own_files(tmp_path: Path) -> None:
         writer.add_event(event)
     writer.close()
     (file,) = tmp_path.glob("events.out.tfevents.*")
-    found = [EventRecords().scalars(record) for _, record in event_frames(file.read_bytes(), 0)]
+    found = [EventRecords().scalars(record) for _, record in EventRecords().frames(file.read_bytes(), 0)]
     numbers = {"lr": 0.5, "content": -7.0, "double": 0.25, "count": -3.0}
     assert [line for line in found if line is not None] == [
         {"train/loss": pytest.approx(1.0 / (step + 1)), **numbers, "step": step, "time": 1000.5 + step}
@@ -172,7 +166,7 @@ def test_wandbs_own_files(tmp_path: Path) -> None:
     (file,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
 
     def written() -> list[dict[str, Any]]:
-        found = (HistoryRecords().scalars(record) for _, record in wandb_frames(file.read_bytes(), 0))
+        found = (HistoryRecords().scalars(record) for _, record in HistoryRecords().frames(file.read_bytes(), 0))
         return [line for line in found if line is not None]
 
     # Its service writes behind the script's back.
@@ -219,7 +213,7 @@ def test_results_of_parameters_have_no_step() -> None:
     tag = b"_hparams_/session_start_info"
     value = b"\x0a" + bytes([len(tag) + 2]) + b"\x0a" + bytes([len(tag)]) + tag
     begin = b"\x2a" + bytes([len(value)]) + value
-    ((_, result),) = event_frames(event(0, **{"hparam/acc": 0.75, "rank": 1.0}), 0)
+    ((_, result),) = EventRecords().frames(event(0, **{"hparam/acc": 0.75, "rank": 1.0}), 0)
     for subfolder, is_session in (("1795907019.02", True), ("", False)):
         records = EventRecords(subfolder)
         assert records.scalars(begin) is None
@@ -241,7 +235,7 @@ def test_tensorboards_own_folders(tmp_path: Path) -> None:
     lines = []
     for file in sorted(tmp_path.rglob("events.out.tfevents.*")):
         records = EventRecords(subfolder_of_run(file.parent))
-        found = (records.scalars(record) for _, record in event_frames(file.read_bytes(), 0))
+        found = (records.scalars(record) for _, record in EventRecords().frames(file.read_bytes(), 0))
         lines += [line for line in found if line is not None and line.pop("time") > 0]
     assert {"event": "hparams", "hparam/acc": 0.75} in lines
     assert [line for line in lines if "acc/train" in line] == [{"acc/train": step / 2, "step": step} for step in (1, 2)]

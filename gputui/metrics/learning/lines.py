@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from gputui.core.text import SEQUENCE
 from gputui.core.training_log import MAX_STEP
-from gputui.metrics.contract import LineFormat, Parsed, ParsedLine, parse_values
+from gputui.metrics.contract import Parsed, ParsedLine, parse_values
 from gputui.metrics.epochs import EpochCount
 from gputui.metrics.learning.evidence import LogSoFar
 from gputui.metrics.learning.learned import Learned, Running
@@ -22,6 +22,7 @@ from gputui.metrics.learning.positions import ContinuedCount, Position
 from gputui.metrics.learning.shapes import Counters, LearnedShape, ShapeReader
 from gputui.metrics.learning.whole_lines import MAX_CHARACTERS, WholeLines, split_bar, split_prefix
 from gputui.metrics.learning.words import HELD_OUT
+from gputui.metrics.line_format import LineFormat
 from gputui.metrics.printed import CUT_OFF
 
 MAX_SHAPES = 32

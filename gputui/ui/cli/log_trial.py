@@ -10,7 +10,7 @@ from gputui.core.text import clean
 from gputui.metrics.draw.envelope import reduce
 from gputui.metrics.draw.export import plot_text
 from gputui.metrics.draw.glyphs import sparkline
-from gputui.metrics.formats import Reading, line_format
+from gputui.metrics.formats import Reading, format_named
 from gputui.metrics.log_trial import Trial, try_log
 from gputui.profiles.profile_file import Profile
 from gputui.runs.spec import ROLE_NAMES
@@ -47,7 +47,7 @@ def show_trial(profile: Profile, log: Path, *, as_json: bool) -> None:
     patterns = tuple(source.patterns or ())
     kind = "stdout" if source.is_printed or source.source == "auto" else source.source
     reading = Reading(patterns, source.step, source.units, batch_size=_batch_size(profile))
-    trial = try_log(read_log(log), line_format(kind, reading), patterns)
+    trial = try_log(read_log(log), format_named(kind, reading), patterns)
     if as_json:
         print_json(trial.to_json())
     else:
