@@ -16,7 +16,7 @@ _BYTES_OF_WIRE_TYPE = {_FIXED64: 8, _FIXED32: 4}
 _VARINT_BITS = 70
 
 
-class Message:
+class ProtoMessage:
     """A message: by field number its values, integers of varints, and bytes of all other fields. Raises
     DamagedRecordError."""
 
@@ -50,9 +50,9 @@ class Message:
         """The values with a length: texts, messages, packed numbers."""
         return [value for value in self.values(field) if isinstance(value, bytes)]
 
-    def messages(self, field: int) -> Iterator[Message]:
+    def messages(self, field: int) -> Iterator[ProtoMessage]:
         """Raises DamagedRecordError."""
-        return map(Message, self.contents(field))
+        return map(ProtoMessage, self.contents(field))
 
     def text(self, field: int) -> str:
         return b"".join(self.contents(field)).decode("utf-8", "replace")

@@ -12,7 +12,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from gputui.metrics.protobuf import Message, packed_number, varint
+from gputui.metrics.protobuf import ProtoMessage, packed_number, varint
 from gputui.metrics.record_format import (
     MAX_RECORD_BYTES,
     DamagedRecordError,
@@ -81,7 +81,7 @@ class EventRecords(RecordFormat):
             yield position, data[begin : begin + length]
 
     def scalars(self, record: bytes) -> dict[str, Any] | None:
-        event = Message(record)
+        event = ProtoMessage(record)
         values: dict[str, Any] = {}
         for summary in event.messages(_EVENT_SUMMARY):
             for value in summary.messages(_SUMMARY_VALUE):
@@ -102,7 +102,7 @@ class EventRecords(RecordFormat):
         return {**unreserved(metrics), "step": step, "time": time}
 
 
-def _tensor_scalar(tensor: Message) -> float | None:
+def _tensor_scalar(tensor: ProtoMessage) -> float | None:
     """The number of a tensor without dimensions; None for any other tensor."""
     data_type = (tensor.values(_TENSOR_DTYPE) or [0])[-1]
     has_dimensions = any(shape.values(_SHAPE_DIM) for shape in tensor.messages(_TENSOR_SHAPE))

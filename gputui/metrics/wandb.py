@@ -12,7 +12,7 @@ import json
 import struct
 from typing import Any
 
-from gputui.metrics.protobuf import Message
+from gputui.metrics.protobuf import ProtoMessage
 from gputui.metrics.record_format import DamagedRecordError, Frames, RecordFormat, unreserved
 from gputui.store.metrics.roles import is_held_out
 
@@ -62,7 +62,8 @@ class HistoryRecords(RecordFormat):
         if offset == 0:
             if len(data) < _FILE_HEADER_BYTES:
                 return
-            if not data.startswith(_MAGIC):
+            # A mapped file has no startswith.
+            if data[: len(_MAGIC)] != _MAGIC:
                 raise DamagedRecordError("no file of W&B")
             position = _FILE_HEADER_BYTES
         while True:
@@ -86,7 +87,7 @@ class HistoryRecords(RecordFormat):
                 yield position, content
 
     def scalars(self, record: bytes) -> dict[str, Any] | None:
-        message = Message(record)
+        message = ProtoMessage(record)
         for metric in message.messages(_RECORD_METRIC):
             if step_metric := metric.text(_METRIC_STEP_METRIC):
                 name = metric.text(_METRIC_NAME) or metric.text(_METRIC_GLOB_NAME)
@@ -114,7 +115,7 @@ class HistoryRecords(RecordFormat):
         return next(of_training, next(iter(self._step_metrics.values()), None))
 
 
-def _numbers(history: Message) -> dict[str, int | float]:
+def _numbers(history: ProtoMessage) -> dict[str, int | float]:
     """The items of a record of history that are numbers, by their key; a nested key is joined by dots."""
     values: dict[str, Any] = {}
     for item in history.messages(_HISTORY_ITEM):
