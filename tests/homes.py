@@ -23,7 +23,7 @@ from typing import Any
 
 from gputui.agent.context import AgentContext
 from gputui.core.config import PRIVATE_FILE_MODE, Workspace
-from gputui.metrics.batch import Batch, store_batch
+from gputui.metrics.batch import Batch, LineSource, store_batch
 from gputui.metrics.contract import ParsedLine, parse_line
 from gputui.metrics.source_state import SourceState
 from gputui.metrics.step_sources import store_steps
@@ -489,14 +489,14 @@ class Home:
             "SELECT source_id, byte_offset FROM metric_sources WHERE run_id = ?", (run_id,)
         ).fetchone()
         before = SourceState(byte_offset=offset)
-        batch = Batch(before, attempt)
+        batch = Batch(LineSource(source), before, attempt)
         for line in lines:
             text = json.dumps(line).encode()
             parsed = parse_line(text)
             assert isinstance(parsed, ParsedLine)
-            batch.add(source, offset, text, parsed)
+            batch.add(offset, text, parsed)
             offset += len(text) + 1
         batch.state = SourceState(byte_offset=offset)
         with transaction(connection):
-            assert store_batch(connection, source, before, batch, self.now)
-            store_steps(connection, source, batch, self.now)
+            assert store_batch(connection, before, batch, self.now)
+            store_steps(connection, batch, self.now)

@@ -31,6 +31,8 @@ READ_SECONDS = 0.01
 # A broken script may write a million broken lines. All are counted, only the first are stored.
 MAX_REJECTED = 1000
 MAX_NEWEST_NAMES = 500
+# The rank of newest values of lines without one.
+_NO_RANK = -1
 
 # Scripts also call a duration "time". Unix seconds of a training are after 2000-01-01, and not
 # after their arrival, with a day for clocks that are wrong.
@@ -49,9 +51,6 @@ _TIME_IS_OTHER = (
     "at which they were read, and their own time is the metric time_"
 )
 
-Row = tuple[int, int, int, int, int | None, int | None, float | None, str]
-"""source_id, generation, byte_offset, attempt, rank, step, at, data: the columns of ``metrics``."""
-
 
 class MetricsNote(NamedTuple):
     """A remark about a metrics file for a person; ``kind`` and ``key`` are those of its event."""
@@ -61,30 +60,75 @@ class MetricsNote(NamedTuple):
     text: str
 
 
+class MetricRow(NamedTuple):
+    """A line as a row of ``metrics``.
+
+    Attributes:
+        rank, step: None where the line has none.
+        at: UTC unix seconds, None if nobody knows when it was written.
+        data: The line as JSON.
+    """
+
+    source_id: int
+    generation: int
+    byte_offset: int
+    attempt: int
+    rank: int | None
+    step: int | None
+    at: float | None
+    data: str
+
+
+class RejectedRow(NamedTuple):
+    """A rejected line, with its beginning."""
+
+    generation: int
+    byte_offset: int
+    reason: str
+    excerpt: str
+
+
+@dataclass(frozen=True, slots=True)
+class LineSource:
+    """What the lines of a source are read with.
+
+    Attributes:
+        nulls: What its nulls mean.
+        refused: The names that it leaves to a better source.
+        arrivals: Tells when a line that is read again was first read; None if no line is.
+    """
+
+    source_id: int
+    redactor: Redactor = BY_LOOK
+    nulls: NullReader = field(default_factory=NullReader)
+    refused: Collection[str] = ()
+    arrivals: Arrivals | None = None
+
+
 @dataclass(slots=True)
 class Batch:
     """Lines of one attempt and the state after them, stored together or not at all.
 
-    Lines without a time get ``arrived_at`` (UTC unix seconds), the latest at which they can have
-    been written. ``comparison`` leaves out what earlier versions of the file had; None to store all.
-    ``nulls`` belong to the source; ``refused`` are the names that it leaves to a better source; ``arrivals``, if
-    there are any, tell when a line that is read again was first read.
-    ``to_reduce`` are the lines that charts show, ``rejected`` generation, byte offset, reason and
-    beginning of each rejected line, ``newest`` the last number of each name by rank, ``new_names`` those that the
-    source had not in this attempt, once it is stored. The steps are those of lines without an event.
+    Attributes:
+        arrived_at: The latest time (UTC unix seconds) at which its lines can have been written, for those without one.
+        comparison: Leaves out what earlier versions of the file had; None to store all.
+        to_reduce: The lines that charts show.
+        newest: The last number of each name, by rank.
+        new_names: Those that the source had not in this attempt, once the batch is stored.
+        first_step, last_step: Of the lines without an event.
+        more: The next batch is to be read at once.
+        notes: Remarks for a person, by kind.
+        learned, inherited: Those of the format after its lines, see `LineFormat`.
     """
 
+    source: LineSource
     state: SourceState
     attempt: int = 0
-    redactor: Redactor = BY_LOOK
     arrived_at: float | None = None
     comparison: VersionComparison | None = None
-    nulls: NullReader = field(default_factory=NullReader)
-    refused: Collection[str] = ()
-    arrivals: Arrivals | None = None
-    rows: list[Row] = field(default_factory=list)
+    rows: list[MetricRow] = field(default_factory=list)
     to_reduce: list[MetricLine] = field(default_factory=list)
-    rejected: list[tuple[int, int, str, str]] = field(default_factory=list)
+    rejected: list[RejectedRow] = field(default_factory=list)
     newest: dict[int | None, dict[str, Any]] = field(default_factory=dict)
     new_names: set[str] = field(default_factory=set)
     first_step: int | None = None
@@ -94,68 +138,97 @@ class Batch:
     learned: Any = None
     inherited: Any = None
 
-    def add(self, source_id: int, offset: int, line: bytes, parsed: ParsedLine | Rejected | None) -> None:
+    def add(self, offset: int, line: bytes, parsed: ParsedLine | Rejected | None) -> None:
         """Add a line at an offset of the current generation, which was written as ``line``."""
-        if type(parsed) is ParsedLine:
-            self._accept(source_id, offset, parsed)
-        elif isinstance(parsed, Rejected):
-            text = excerpt(line, self.redactor)
-            self.rejected.append((self.state.generation, offset, parsed.reason, text))
+        if isinstance(parsed, Rejected):
+            text = excerpt(line, self.source.redactor)
+            self.rejected.append(RejectedRow(self.state.generation, offset, parsed.reason, text))
+        elif parsed is not None:
+            new_part = self._new_part(offset, parsed)
+            if new_part is not None:
+                self._append(offset, new_part)
 
-    def _accept(self, source_id: int, offset: int, parsed: ParsedLine) -> None:
-        step, at, rank, data, values, is_numeric = parsed
-        latest = math.inf
-        if self.arrived_at is not None:
-            latest = self.arrived_at + _CLOCK_ERROR_SECONDS
-        if at is None or not _FIRST_TIME_SECONDS <= at <= latest:
-            if values.get("time") is not None:
-                data, values = _renamed(values, "time")
-                self.notes["times_unknown"] = MetricsNote("times_unknown", None, _TIME_IS_OTHER)
-            at = None
-        if self.refused and not values.keys().isdisjoint(self.refused):
-            values = {name: value for name, value in values.items() if name not in self.refused}
-            if values.keys() <= _NOT_MEASURED:
-                return
-            data = orjson.dumps(values).decode()
-        if not is_numeric:
-            data, values = self._without_secrets(step, data, values)
-        if "event" not in values:
-            with_nan = self.nulls.of(rank).read(values)
-            if with_nan is not values:
-                data = orjson.dumps(with_nan).decode()
-                values = with_nan
-        if self.comparison is not None:
-            new_part = self.comparison.take_new_part(offset, rank, step, data, values)
-            if new_part is None:
-                return
-            data, values = new_part
-        if at is None and self.arrivals is not None:
+    def _new_part(self, offset: int, parsed: ParsedLine) -> ParsedLine | None:
+        """What is stored of a line: without what is another source's, secret or stored already. None if nothing."""
+        timed = self._with_time_of_day(parsed)
+        unrefused = self._without_refused(timed)
+        if unrefused is None:
+            return None
+        public = self._without_secrets(unrefused)
+        measured = self._with_nan(public)
+        if self.comparison is None:
+            return measured
+        new_part = self.comparison.take_new_part(offset, measured)
+        if new_part is None:
+            return None
+        data, values = new_part
+        return measured._replace(data=data, values=values)
+
+    def _append(self, offset: int, line: ParsedLine) -> None:
+        """Add a line to the rows, and to what charts and the newest values show."""
+        step, at, rank, data, values, is_numeric = line
+        generation = self.state.generation
+        if at is None and self.source.arrivals is not None:
             # A line that was passed over until its form was known did not arrive now.
-            at = self.arrivals.at(offset)
+            at = self.source.arrivals.at(offset)
         if at is None:
             at = self.arrived_at
         if not is_numeric:
             values = named_by_event(values)
         self._note_newest(rank, at, values, is_numeric=is_numeric)
-        generation = self.state.generation
-        self.rows.append((source_id, generation, offset, self.attempt, rank, step, at, data))
+        self.rows.append(MetricRow(self.source.source_id, generation, offset, self.attempt, rank, step, at, data))
         if step is None:
             return
-        if not rank:
+        if rank in (None, 0):
             self.to_reduce.append(MetricLine(generation, offset, self.attempt, step, at, values))
-        if "event" not in values:
-            if self.first_step is None or self.last_step is None:
-                self.first_step = self.last_step = step
-            self.last_step = max(self.last_step, step)
+        if "event" in values:
+            return
+        if self.first_step is None or self.last_step is None:
+            self.first_step = step
+            self.last_step = step
+        self.last_step = max(self.last_step, step)
 
-    def _without_secrets(self, step: int | None, data: str, values: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
-        """A line with text, encoded and decoded, as it is stored."""
-        if step is not None and "event" in values and _is_measurement(values):
-            data, values = _renamed(values, "event")
-        redacted = self.redactor.value(values)
-        if redacted == values:
-            return (data, values)
-        return (orjson.dumps(redacted).decode(), redacted)
+    def _with_time_of_day(self, line: ParsedLine) -> ParsedLine:
+        """A line without a time that cannot be the time of day of a training: that is called ``time_``."""
+        latest = math.inf
+        if self.arrived_at is not None:
+            latest = self.arrived_at + _CLOCK_ERROR_SECONDS
+        if line.time is not None and _FIRST_TIME_SECONDS <= line.time <= latest:
+            return line
+        if line.values.get("time") is None:
+            return line._replace(time=None)
+        self.notes["times_unknown"] = MetricsNote("times_unknown", None, _TIME_IS_OTHER)
+        return _renamed(line, "time")._replace(time=None)
+
+    def _without_refused(self, line: ParsedLine) -> ParsedLine | None:
+        """A line without the names that are left to a better source; None if nothing else is measured."""
+        refused = self.source.refused
+        if not refused or line.values.keys().isdisjoint(refused):
+            return line
+        values = {name: value for name, value in line.values.items() if name not in refused}
+        if values.keys() <= _NOT_MEASURED:
+            return None
+        return _with_values(line, values)
+
+    def _without_secrets(self, line: ParsedLine) -> ParsedLine:
+        """A line whose text is redacted. Where "event" is a logger's message, that is called ``event_``."""
+        if line.is_numeric:
+            return line
+        if line.step is not None and "event" in line.values and _is_measurement(line.values):
+            line = _renamed(line, "event")
+        redacted = self.source.redactor.value(line.values)
+        if redacted == line.values:
+            return line
+        return _with_values(line, redacted)
+
+    def _with_nan(self, line: ParsedLine) -> ParsedLine:
+        """A line with NaN for the nulls that stand for it."""
+        if "event" in line.values:
+            return line
+        values = self.source.nulls.of(line.rank).read(line.values)
+        if values is line.values:
+            return line
+        return _with_values(line, values)
 
     def _note_newest(self, rank: int | None, at: float | None, values: Mapping[str, Any], *, is_numeric: bool) -> None:
         newest = self.newest.setdefault(rank, {})
@@ -176,14 +249,18 @@ def _is_measurement(values: Mapping[str, Any]) -> bool:
     )
 
 
-def _renamed(values: Mapping[str, Any], name: str) -> tuple[str, dict[str, Any]]:
-    """A line, encoded and decoded, whose value ``name`` is called ``name_``."""
+def _renamed(line: ParsedLine, name: str) -> ParsedLine:
+    """A line whose value ``name`` is called ``name_``, in its place."""
     renamed = {}
-    for key, value in values.items():
+    for key, value in line.values.items():
         if key == name:
             key = f"{key}_"
         renamed[key] = value
-    return orjson.dumps(renamed).decode(), renamed
+    return _with_values(line, renamed)
+
+
+def _with_values(line: ParsedLine, values: Mapping[str, Any]) -> ParsedLine:
+    return line._replace(data=orjson.dumps(values).decode(), values=values)
 
 
 _ADVANCE = (
@@ -196,19 +273,27 @@ _ADVANCE = (
 
 def store_batch(
     connection: sqlite3.Connection,
-    source_id: int,
     before: SourceState,
     batch: Batch,
     now: float,
     reducer: Reducer | None = None,
 ) -> bool:
-    """Store the batch that was read after ``before``, and complete stretches for charts, inside the
-    caller's transaction; `gputui.metrics.step_sources.store_steps` is to follow. Returns False without a
-    change if the source has another position: another process stored these lines, or the run is gone.
+    """Store a batch, and complete stretches for charts, inside the caller's transaction;
+    `gputui.metrics.step_sources.store_steps` is to follow.
 
-    Call `forget` of ``reducer``, which belongs to the source, if the transaction fails. Raises
-    sqlite3.Error.
+    Args:
+        before: The state after which the batch was read.
+        now: UTC unix seconds.
+        reducer: That of the source, whose `forget` is to be called if the transaction fails; None to use a new one.
+
+    Returns:
+        False without a change if the source has another position: another process stored these lines, or the run is
+        gone.
+
+    Raises:
+        sqlite3.Error: The store cannot be written.
     """
+    source_id = batch.source.source_id
     after = batch.state
     values = (
         after.inode, *after.position, after.skipping, after.fingerprint, after.first_generation,
@@ -232,10 +317,12 @@ def store_batch(
         reducer.forget()
     reducer.add(connection, batch.to_reduce)
     if batch.rejected:
-        _store_rejected(connection, source_id, batch, now)
+        _store_rejected(connection, batch, now)
     for rank, newest in batch.newest.items():
-        key = (source_id, batch.attempt, -1 if rank is None else rank)
-        batch.new_names |= _update_newest(connection, key, newest)
+        stored_rank = _NO_RANK
+        if rank is not None:
+            stored_rank = rank
+        batch.new_names |= _update_newest(connection, (source_id, batch.attempt, stored_rank), newest)
     names = {name for newest in batch.newest.values() for name in newest}
     if (text := take_names(connection, source_id, names)) is not None:
         batch.notes["loss_unknown"] = MetricsNote("loss_unknown", None, text)
@@ -256,14 +343,15 @@ def _correct(connection: sqlite3.Connection, source_id: int, corrections: Sequen
     )
 
 
-def _store_rejected(connection: sqlite3.Connection, source_id: int, batch: Batch, now: float) -> None:
+def _store_rejected(connection: sqlite3.Connection, batch: Batch, now: float) -> None:
+    source_id = batch.source.source_id
     (stored,) = connection.execute("SELECT count(*) FROM rejected_lines WHERE source_id = ?", (source_id,)).fetchone()
     connection.executemany(
         "INSERT OR IGNORE INTO rejected_lines (source_id, generation, byte_offset, attempt, at, "
         "reason, excerpt) VALUES (?, ?, ?, ?, ?, ?, ?)",
         [
-            (source_id, generation, offset, batch.attempt, now, reason, text)
-            for generation, offset, reason, text in batch.rejected[: max(0, MAX_REJECTED - stored)]
+            (source_id, line.generation, line.byte_offset, batch.attempt, now, line.reason, line.excerpt)
+            for line in batch.rejected[: max(0, MAX_REJECTED - stored)]
         ],
     )
 

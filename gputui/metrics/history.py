@@ -49,9 +49,8 @@ class HistoryReader:
         start = state.byte_offset
         count = len(self._entries)
         if not self._begins_as(state):
-            batch = Batch(state, more=True)
-            batch.state = SourceState(generation=state.generation + 1, first_generation=state.first_generation)
-            return batch
+            again = SourceState(generation=state.generation + 1, first_generation=state.first_generation)
+            return Batch(self._source.lines, again, more=True)
         attempt, began, segment_end = owner(boundaries, state.position)
         if start >= count or attempt is None:
             self._settled = self._file, state
@@ -71,7 +70,7 @@ class HistoryReader:
                 text = ""
                 if isinstance(parsed, Rejected):
                     text = repr(entry)[:1000]
-                batch.add(self._source.source_id, index, text.encode("utf-8", "replace"), parsed)
+                batch.add(index, text.encode("utf-8", "replace"), parsed)
                 if time.monotonic() >= deadline:
                     stop = index + 1
                     break

@@ -54,7 +54,7 @@ class StepOrder:
 
     def add(self, lines: Sequence[MetricLine]) -> bool:
         """Take the next lines; True if they start again for the second time in their attempt."""
-        is_found = False
+        is_restarted = False
         for line in lines:
             if "event" in line.values:
                 continue
@@ -64,17 +64,23 @@ class StepOrder:
                 self.starts = 0
             elif line.step <= self.first and self.last > line.step + 1:
                 self.starts += 1
-                is_found = is_found or self.starts == 2
+                is_restarted = is_restarted or self.starts == 2
                 self.first = line.step
             self.last = line.step
-        return is_found
+        return is_restarted
 
 
 @dataclass(slots=True)
 class IngestReport:
-    """The result of one round. ``more``: the budget ended before the files; ``awaits``: a read in
-    another thread goes on; ``progress``: attempts with new lines; ``notes``: remarks, with their
-    runs."""
+    """The result of one round.
+
+    Attributes:
+        lines, rejected: How many were stored.
+        more: The budget ended before the files.
+        awaits: A read in another thread goes on.
+        progress: The attempts with new lines: run and number.
+        notes: Remarks, with their runs.
+    """
 
     lines: int = 0
     rejected: int = 0
@@ -86,8 +92,16 @@ class IngestReport:
 
 @dataclass(slots=True, eq=False)
 class OpenSource:
-    """A source that is being read. ``reported`` are the kinds and keys of notes, ``learned`` is what
-    is stored of `LineFormat.learned`."""
+    """A source that is being read.
+
+    Attributes:
+        reducer, state, boundaries: What is stored of its lines, how far, and where attempts begin.
+        order: Whether its steps start again.
+        arrivals: When its lines were first read.
+        reader: None until it is read, and after `close`.
+        reported: The kinds and keys of the notes that were reported.
+        learned: What is stored of `LineFormat.learned`.
+    """
 
     row: SourceRow
     reducer: Reducer
@@ -143,9 +157,13 @@ class MetricsIngest:
     def open_source(self, run_id: str, path: str, kind: str, reading: Reading = DEFAULT_READING) -> None:
         """Register a source of a run's metrics, inside the caller's transaction or not. Idempotent.
 
-        ``path`` is a file (``jsonl``, ``csv``), a glob (``hf``), the folder of files or a glob of
-        such folders (``tensorboard``, ``wandb``), or the run's folder (``stdout``, ``stderr``,
-        ``output``). Raises ValueError for an unknown kind or bad patterns.
+        Args:
+            path: A file (``jsonl``, ``csv``), a glob (``hf``), the folder of files or a glob of such folders
+                (``tensorboard``, ``wandb``), or the run's folder (``stdout``, ``stderr``, ``output``).
+            kind: One of these.
+
+        Raises:
+            ValueError: The kind is unknown, or the patterns are bad.
         """
         self._table.register(run_id, path, kind, reading)
 
@@ -158,12 +176,17 @@ class MetricsIngest:
     def begin_attempt(
         self, run_id: str, attempt: int, rank_output: str = OUTPUT, ends: Mapping[int, SourceState] | None = None
     ) -> None:
-        """Record, inside the caller's transaction, that lines behind ``ends`` (`SourceEnds.of`;
-        None to find them now) belong to ``attempt``. ``rank_output`` is a glob, below the attempt's
-        folder, for the output of its first rank, with ``{stream}`` if stdout and stderr are
-        separate.
+        """Record, inside the caller's transaction, that new lines belong to an attempt. Lines before a run's first
+        attempt are not read.
 
-        Lines before a run's first attempt are not read. Raises OSError and sqlite3.Error.
+        Args:
+            rank_output: A glob, below the attempt's folder, for the output of its first rank, with ``{stream}`` if
+                stdout and stderr are separate.
+            ends: Where the new lines begin (`SourceEnds.of`); None to find it now.
+
+        Raises:
+            OSError: A file cannot be read.
+            sqlite3.Error: The store cannot be written.
         """
         if ends is None:
             ends = self.ends.of(run_id)
@@ -258,14 +281,13 @@ class MetricsIngest:
                 stored.append((source, batch))
                 if not self._connection.in_transaction:
                     self._connection.execute("BEGIN IMMEDIATE")
-                source_id = source.row.source_id
                 now = self._clock()
-                if not store_batch(self._connection, source_id, source.state, batch, now, source.reducer):
+                if not store_batch(self._connection, source.state, batch, now, source.reducer):
                     stored.pop()
                     self.forget(source.row.run_id)
                     continue
                 self._note_names(source, batch)
-                store_steps(self._connection, source_id, batch, now)
+                store_steps(self._connection, batch, now)
                 if batch.learned is not None and batch.learned != source.learned:
                     source.row = source.row.with_learned(batch.learned)
                     self._table.learn(source.row, batch.inherited)
@@ -274,7 +296,7 @@ class MetricsIngest:
         except BaseException:
             for source, batch in stored:
                 source.reducer.forget()
-                batch.nulls.forget()
+                batch.source.nulls.forget()
                 if source.row.run_id in self._owners:
                     self._owners[source.row.run_id].forget()
                 if batch.learned is not None:
@@ -332,10 +354,10 @@ class MetricsIngest:
         """The next batch of a source, None if there is none now."""
         if self._rivals is None:
             self._rivals = self._table.rivals()
-        if others := self._rivals.get(source.row.source_id):
+        if rivals := self._rivals.get(source.row.source_id):
             # Whose lines they are cannot be told, and a value of another run would end this one.
             pattern = source.row.pattern
-            text = f"{pattern} is not read, since {others} may write it too; let each run write below {{run_dir}}"
+            text = f"{pattern} is not read, since {rivals} may write it too; let each run write below {{run_dir}}"
             self._note(source, MetricsNote("metrics_doubtful", pattern, text))
             source.close()
             return None
@@ -363,7 +385,9 @@ class MetricsIngest:
             source.close()
         if source.reader is None:
             refused = self._owners_of(source.row).refused(source.row.source_id)
-            arrivals = source.arrivals if source.row.format == ATTEMPT_OUTPUT else None
+            arrivals = None
+            if source.row.format == ATTEMPT_OUTPUT:
+                arrivals = source.arrivals
             reader = self._table.reader(source.row, in_thread=in_thread, refused=refused, arrivals=arrivals)
             source.reader = reader
             if in_thread and context is not None:

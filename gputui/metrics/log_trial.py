@@ -33,9 +33,18 @@ class NearMatch(NamedTuple):
 
 @dataclass(slots=True)
 class Trial:
-    """The result of a log. ``learned`` is what a format that learns has learned of it. ``points`` are the
-    (step, value) of each metric in the order of lines; ``backwards`` is the first (line number, step before, step)
-    at which steps decrease."""
+    """The result of a log.
+
+    Attributes:
+        lines, accepted: How many lines are not blank, and how many of them have metrics.
+        rejected: The number, reason and beginning of each rejected line.
+        points: The (step, value) of each metric in the order of lines.
+        first_step, last_step: In the order of lines, None without any.
+        total_steps: As the newest line names it.
+        backwards: The first (line number, step before, step) at which steps decrease.
+        near: Lines that match most of a pattern.
+        learned: What a format that learns has learned of it.
+    """
 
     lines: int = 0
     accepted: int = 0

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
@@ -14,15 +14,13 @@ import msgspec
 from msgspec.structs import replace
 
 from gputui.core.redaction import Redactor
-from gputui.metrics.arrivals import Arrivals
-from gputui.metrics.batch import BATCH_BYTES, BATCH_LINES, READ_SECONDS, Batch, MetricsNote
+from gputui.metrics.batch import BATCH_BYTES, BATCH_LINES, READ_SECONDS, Batch, LineSource, MetricsNote
 from gputui.metrics.contract import MAX_LINE_BYTES, TOO_LONG, Parsed, Rejected, parse_values
 from gputui.metrics.files import FollowedFile, ends, ends_after, fingerprint, is_unchanged
 from gputui.metrics.line_format import LineFormat
 from gputui.metrics.record_format import MAX_RECORD_BYTES, DamagedRecordError, RecordFormat
 from gputui.metrics.rewritten import EarlierLines, VersionComparison
 from gputui.metrics.source_state import SourceState
-from gputui.metrics.values import NullReader
 from gputui.store.metrics.stored_lines import FilePosition
 
 HEADER_BYTES = 64 << 10
@@ -36,25 +34,19 @@ _ANY_ATTEMPT = 2**63
 
 
 class ReadSource(NamedTuple):
-    """The source of a reader: its ID, how its texts are redacted, what is stored of the earlier
-    versions of its file, a clock (UTC unix seconds), the meanings of its nulls, the names that it leaves to others,
-    and, of an output, when its lines were first read."""
+    """The source of a reader: what its lines are read with, what is stored of the earlier versions of its file, and a
+    clock (UTC unix seconds)."""
 
-    source_id: int
-    redactor: Redactor
+    lines: LineSource
     earlier: EarlierLines
     clock: Callable[[], float]
-    nulls: NullReader
-    refused: Collection[str] = ()
-    arrivals: Arrivals | None = None
 
     def batch(
         self, state: SourceState, attempt: int, modified_at: float, comparison: VersionComparison | None
     ) -> Batch:
         """An empty batch of lines from a file that was modified at a time (UTC unix seconds): they may have been unread
         for hours, so that they are at most as new as the file."""
-        arrived_at = min(self.clock(), modified_at)
-        return Batch(state, attempt, self.redactor, arrived_at, comparison, self.nulls, self.refused, self.arrivals)
+        return Batch(self.lines, state, attempt, min(self.clock(), modified_at), comparison)
 
 
 class Boundary(NamedTuple):
@@ -96,8 +88,8 @@ class FileReader:
         self._source = source
         self._file = FollowedFile(path, is_pattern=is_pattern)
         self._format = file_format
-        self._learned = LearnedTexts(source.redactor)
-        self._inherited = LearnedTexts(source.redactor)
+        self._learned = LearnedTexts(source.lines.redactor)
+        self._inherited = LearnedTexts(source.lines.redactor)
         # The generation whose header the format knows.
         self._begun: int | None = None
 
@@ -154,7 +146,7 @@ class FileReader:
         its lines, what is stored already is left out."""
         self._format = self._format.restarted()
         again = SourceState(state.inode, state.generation + 1, first_generation=state.first_generation)
-        return self._with_learned(Batch(again, more=True))
+        return self._with_learned(Batch(self._source.lines, again, more=True))
 
     def _with_learned(self, batch: Batch) -> Batch:
         # Lines are kept in it as they were printed.
@@ -183,7 +175,7 @@ class FileReader:
         bytes before them have changed. ``is_last``: a line without a newline is complete."""
         attempt, began, segment_end = owner(boundaries, state.position)
         if attempt is None:
-            return Batch(state)
+            return Batch(self._source.lines, state)
         offset = state.byte_offset
         data, at_end = _segment(descriptor, offset, BATCH_BYTES, segment_end)
         if not at_end and not state.skipping and not self._has_whole(data, offset):
@@ -196,7 +188,7 @@ class FileReader:
         if self._format.has_header and self._begun != state.generation:
             header = _first_line(descriptor)
             if header is None and not is_last:
-                return Batch(state)
+                return Batch(self._source.lines, state)
             is_appended = began[0] == state.generation and began[1] < offset
             own_header = None
             if is_appended:
@@ -215,8 +207,9 @@ class FileReader:
             if comparison is not None:
                 comparison.withdraw(offset + consumed)
         batch.more = not complete or not at_end or at_boundary
-        if batch.arrivals is not None and batch.arrived_at is not None:
-            batch.arrivals.note(state.inode, offset + consumed, batch.arrived_at)
+        arrivals = self._source.lines.arrivals
+        if arrivals is not None and batch.arrived_at is not None:
+            arrivals.note(state.inode, offset + consumed, batch.arrived_at)
         if consumed or skipping != state.skipping:
             mark = fingerprint(*ends_after(head, tail, data[:consumed]))
             batch.state = replace(state, byte_offset=offset + consumed, skipping=skipping, fingerprint=mark)
@@ -254,7 +247,8 @@ class FileReader:
         if is_new and is_long_enough and not is_other and is_unchanged(descriptor, *state.read_part):
             # The next attempt may have begun in this file, which was not known yet.
             is_next = begin.generation > state.generation
-            return Batch(replace(state, inode=inode, generation=state.generation + is_next), more=True)
+            continued = replace(state, inode=inode, generation=state.generation + is_next)
+            return Batch(self._source.lines, continued, more=True)
         if former is not None:
             # The incomplete line at the end of a file that is no longer written.
             rest = self._read_from(former, state, boundaries, is_last=True)
@@ -266,8 +260,11 @@ class FileReader:
         if is_rotated or (is_start and is_shorter and not self._source.earlier.is_resumed(begin.attempt)):
             is_other = True
         generation = state.generation + 1
-        first = generation if is_other else state.first_generation
-        return Batch(SourceState(inode, generation, first_generation=first), more=True)
+        first_generation = state.first_generation
+        if is_other:
+            first_generation = generation
+        begun = SourceState(inode, generation, first_generation=first_generation)
+        return Batch(self._source.lines, begun, more=True)
 
     def _has_whole(self, data: bytes, offset: int) -> bool:
         if isinstance(self._format, RecordFormat):
@@ -293,7 +290,7 @@ class FileReader:
         complete = len(lines) < BATCH_LINES
         position = offset + start
         for line in lines:
-            batch.add(self._source.source_id, position, line, line_format.parse(line))
+            batch.add(position, line, line_format.parse(line))
             position += len(line) + 1
             if line_format.has_news:
                 # The file is read again, before more is learned without it.
@@ -304,7 +301,7 @@ class FileReader:
         parsed: Parsed = TOO_LONG
         if not is_long:
             parsed = line_format.parse_unterminated(rest)
-        batch.add(self._source.source_id, position, rest, parsed)
+        batch.add(position, rest, parsed)
         return position + len(rest) - offset, not is_closed, complete
 
     def _add_records(
@@ -324,12 +321,12 @@ class FileReader:
                 except DamagedRecordError as error:
                     # The frame is intact, so the next record can be read.
                     parsed = Rejected(str(error))
-                batch.add(self._source.source_id, offset + consumed, content[:200], parsed)
+                batch.add(offset + consumed, content[:200], parsed)
                 consumed = end
         except DamagedRecordError as error:
             # The start of the next record is unknown, but data that is appended later may begin
             # with one.
-            batch.add(self._source.source_id, offset + consumed, b"", Rejected(str(error)))
+            batch.add(offset + consumed, b"", Rejected(str(error)))
             consumed = len(data)
         if is_closed:
             consumed = len(data)

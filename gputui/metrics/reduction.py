@@ -25,7 +25,12 @@ _UNKNOWN = math.nan
 
 
 class MetricLine(NamedTuple):
-    """A line with a step, of rank 0 or without a rank."""
+    """A line with a step, of rank 0 or without a rank.
+
+    Attributes:
+        generation, byte_offset: Its place in the source.
+        at: UTC unix seconds, None if nobody knows when it was written.
+    """
 
     generation: int
     byte_offset: int

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import orjson
 
+from gputui.metrics.contract import ParsedLine
 from gputui.store.metrics.stored_lines import NOT_METRICS, FilePosition
 
 if TYPE_CHECKING:
@@ -62,11 +63,15 @@ class Correction(NamedTuple):
 
 
 class EarlierLines:
-    """The stored lines of the earlier versions of a source's file, loaded once for each version and
-    attempt. ``unmatched`` are those, by key, that no line of the newest version has matched
-    yet. Steps after ``resumed_step`` are new in any case; None to compare all. ``connect`` opens the store for the
-    thread that reads. ``is_same_file``: the versions are readings of one file, so that ``at_places`` has each line by
-    its byte offset that the new reading has not reached; ``is_corrected``: some were other lines than was thought."""
+    """The stored lines of the earlier versions of a source's file, loaded once for each version and attempt.
+
+    Attributes:
+        is_same_file: The versions are readings of one file.
+        at_places: Of one file, the lines that the new reading has not reached, by byte offset.
+        is_corrected: Some of these were other lines than was thought.
+        unmatched: Of versions, the lines that no line of the newest one has matched yet, by key.
+        resumed_step: Steps after it are new in any case; None to compare all.
+    """
 
     def __init__(
         self,
@@ -75,6 +80,7 @@ class EarlierLines:
         *,
         is_same_file: bool = False,
     ) -> None:
+        """``connect`` opens the store for the thread that reads."""
         self.source_id = source_id
         self._connect = connect
         self.is_same_file = is_same_file
@@ -155,9 +161,7 @@ class VersionComparison(NamedTuple):
     attempt: int
     corrections: list[Correction]
 
-    def take_new_part(
-        self, offset: int, rank: int | None, step: int | None, data: str, values: Mapping[str, Any]
-    ) -> tuple[str, Mapping[str, Any]] | None:
+    def take_new_part(self, offset: int, parsed: ParsedLine) -> tuple[str, Mapping[str, Any]] | None:
         """The part of the line at a byte offset to store, encoded and decoded; None if all of it is stored already.
 
         - A stored line matches if its `_LineKey` is the same and all metrics that both have are
@@ -169,6 +173,7 @@ class VersionComparison(NamedTuple):
 
         Raises sqlite3.Error.
         """
+        step, _, rank, data, values, _ = parsed
         if self.earlier.is_same_file:
             line = self.earlier.at_places.pop(offset, None)
             if line is None:
@@ -183,7 +188,7 @@ class VersionComparison(NamedTuple):
         if step is None or "event" in values:
             if self._take_equal(unmatched, values):
                 return None
-            return (data, values)
+            return data, values
         known_names = self._take_known_names(unmatched, values)
         if values.keys() <= known_names | NOT_METRICS:
             return None

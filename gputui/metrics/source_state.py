@@ -10,9 +10,13 @@ from gputui.store.metrics.stored_lines import FilePosition
 class SourceState(Struct, frozen=True):
     """The read position of a source: the committed columns of ``metric_sources``.
 
-    ``generation`` counts the files, and the versions of a file, that were read; ``byte_offset`` is
-    that in this version (entries of a Hugging Face history); ``skipping``: within an over-long
-    line. Generations before ``first_generation`` are other files.
+    Attributes:
+        inode: That of the file, None before the first read.
+        generation: Counts the files, and the versions of a file, that were read.
+        byte_offset: The position in this version; in entries of a Hugging Face history.
+        skipping: It is within an over-long line.
+        fingerprint: That of the bytes before it, see `gputui.metrics.files`; None if nothing was read.
+        first_generation: Generations before it are other files.
     """
 
     inode: int | None = None

@@ -20,6 +20,7 @@ from msgspec.structs import replace
 
 from gputui.core.redaction import Redactor
 from gputui.metrics.arrivals import Arrivals
+from gputui.metrics.batch import LineSource
 from gputui.metrics.files import has_wildcards, may_overlap
 from gputui.metrics.formats import PRINTED_STREAMS, Reading, format_named
 from gputui.metrics.history import HistoryReader
@@ -298,8 +299,8 @@ class SourceTable:
             return [(rank, orjson.loads(data)) for rank, data in reversed(rows)]
 
         earlier = EarlierLines(row.source_id, connect, is_same_file=row.format == ATTEMPT_OUTPUT)
-        nulls = NullReader(newest_lines)
-        source = ReadSource(row.source_id, redactor, earlier, self._clock, nulls, refused, arrivals)
+        lines = LineSource(row.source_id, redactor, NullReader(newest_lines), refused, arrivals)
+        source = ReadSource(lines, earlier, self._clock)
         if row.format == "hf":
             return HistoryReader(source, row.path)
         is_output = row.format == ATTEMPT_OUTPUT

@@ -45,12 +45,13 @@ AND a.run_id = :run_id AND a.number = :attempt AND a.last_step NOTNULL
 """
 
 
-def store_steps(connection: sqlite3.Connection, source_id: int, batch: Batch, now: float) -> None:
+def store_steps(connection: sqlite3.Connection, batch: Batch, now: float) -> None:
     """Store the first and last step of a stored batch's attempt, so that no reader scans all its lines.
 
     Works inside the transaction that stores the batch, once it is known whose its names are. ``now`` is UTC unix
     seconds. Raises sqlite3.Error.
     """
+    source_id = batch.source.source_id
     is_corrected = batch.comparison is not None and batch.comparison.take_end()
     if is_corrected:
         _forget_gone_names(connection, source_id, batch.attempt)
@@ -70,20 +71,20 @@ def store_steps(connection: sqlite3.Connection, source_id: int, batch: Batch, no
     last = batch.last_step
     is_mixed = bool(with_loss) and kind in KINDS_OF_MIXED_LINES
     if is_mixed:
-        lines = ((step, data) for *_, rank, step, _, data in batch.rows if not rank and step is not None)
-        steps = [step for step, data in lines if loss in orjson.loads(data)]
+        lines = ((row.step, row.data) for row in batch.rows if row.rank in (None, 0))
+        steps = [step for step, data in lines if step is not None and loss in orjson.loads(data)]
         first = next(iter(steps), None)
         last = max(steps, default=None)
     if first is not None:
         is_again = batch.state.first_generation < batch.state.generation
         # A line may be read late, after an absence of the agent, and its own clock may be wrong.
-        written_at = min((row[6] for row in batch.rows if row[5] is not None and row[6] is not None), default=now)
+        written_at = min((row.at for row in batch.rows if row.step is not None and row.at is not None), default=now)
         values = {"first": first, "last": last, "is_again": is_again, "now": now, "written_at": written_at}
         connection.execute(_NOTE, attempt | values)
-    strangers = [number for number in newest.keys() - with_loss if with_loss and "step" in newest[number]]
-    for number in strangers:
+    without_loss = [number for number in newest.keys() - with_loss if with_loss and "step" in newest[number]]
+    for number in without_loss:
         forget_newest(connection, number, batch.attempt, _OF_STEPS)
-    if strangers or is_corrected or (is_mixed and loss in batch.new_names):
+    if without_loss or is_corrected or (is_mixed and loss in batch.new_names):
         path = f'$."{loss}"' if with_loss else None
         sources = orjson.dumps([*(with_loss or newest)]).decode()
         connection.execute(_REPLACE, attempt | {"sources": sources, "path": path})
