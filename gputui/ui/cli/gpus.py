@@ -77,8 +77,6 @@ def command(
     if quarantine is not None:
         session.ask("quarantine_gpu", None, uuid=uuid_of.get(quarantine, quarantine), why=why)
     if recommend is not None:
-        from gputui.ui.cli.gpus import print_recommended
-
         print_recommended(connection, gpus, recommend, memory, as_json)
         return
     from gputui.core.yaml_forms.problems import ProfileError
