@@ -11,13 +11,14 @@ import click
 
 from gputui.core import units
 from gputui.core.text import clean
-from gputui.core.yaml_forms.problems import shorten
+from gputui.core.yaml_forms.problems import ProfileError, shorten
 from gputui.core.yaml_forms.quantities import parse_size
 from gputui.machine.gpu_model import GpuFacts
 from gputui.machine.topology import GpuPair
 from gputui.metrics.progress import rank_rows
 from gputui.profiles.doctor import gpus as driver_gpus
 from gputui.profiles.gpu_checks import GpuSituation
+from gputui.profiles.home_files import load_used_gpus
 from gputui.profiles.recommend import recommend, usable
 from gputui.profiles.situation import read_situation
 from gputui.runs.gpu_conditions import EXCLUDED, condition_of
@@ -79,10 +80,6 @@ def command(
     if recommend is not None:
         print_recommended(connection, gpus, recommend, memory, as_json)
         return
-    from gputui.core.yaml_forms.problems import ProfileError
-    from gputui.profiles.home_files import load_used_gpus
-    from gputui.profiles.situation import read_situation
-
     quarantines = quarantined(connection)
     if as_json:
         print_json(stored_shapes(connection, gpus, quarantines))

@@ -41,7 +41,7 @@ COSTS_PER_READ = 4
 """How many changed runs have their costs computed for one snapshot."""
 
 
-class MachineReading(NamedTuple):
+class StoreReading(NamedTuple):
     """One read of the store.
 
     Attributes:
@@ -63,7 +63,7 @@ class MachineReading(NamedTuple):
         return self.at
 
 
-def machine_state(reading: MachineReading, agent: AgentView | None, gpus: Sequence[GpuView]) -> MachineState:
+def machine_state(reading: StoreReading, agent: AgentView | None, gpus: Sequence[GpuView]) -> MachineState:
     """The state of the machine. Of a past moment, quarantines and pauses that have ended since are not stored, and the
     queue is not read. Raises sqlite3.Error."""
     connection = reading.connection

@@ -24,7 +24,7 @@ from gputui.ui.tui.data.machine import (
     CostReader,
     GpuPageReader,
     IdleReader,
-    MachineReading,
+    StoreReading,
     full_disk_words,
     machine_state,
     resolved_alerts,
@@ -118,7 +118,7 @@ class SnapshotReader:
             at = past = None
             if interest.moment is not None:
                 at, past = self._past_of(connection, interest.moment, now)
-            reading = MachineReading(connection, interest, now, at)
+            reading = StoreReading(connection, interest, now, at)
             runs = self._runs(connection, at)
             owners = None if at is None else holders(runs)
             gpus = tuple(read_gpus(connection, now, at, owners))
@@ -155,7 +155,7 @@ class SnapshotReader:
             connection.execute("ROLLBACK")
             self._has_read = True
 
-    def _with_studies(self, reading: MachineReading, snapshot: Snapshot, runs: list[Run]) -> Snapshot:
+    def _with_studies(self, reading: StoreReading, snapshot: Snapshot, runs: list[Run]) -> Snapshot:
         """The snapshot with its studies; most homes have none, and import nothing for one."""
         connection, interest, now, at = reading
         if connection.execute("SELECT 1 FROM studies LIMIT 1").fetchone() is not None:
@@ -166,7 +166,7 @@ class SnapshotReader:
             snapshot = replace(snapshot, study_page=page)
         return snapshot
 
-    def _of_the_present(self, reading: MachineReading, snapshot: Snapshot) -> Snapshot:
+    def _of_the_present(self, reading: StoreReading, snapshot: Snapshot) -> Snapshot:
         """The snapshot with what is known only of the present: processes and problems."""
         connection, interest, now, _ = reading
         if interest.processes:
@@ -207,7 +207,7 @@ class SnapshotReader:
         self._resolved = (moment, at)
         return at, past._replace(request=moment)
 
-    def _histories(self, reading: MachineReading) -> tuple[Mapping[str, GpuHistory], HostHistory | None]:
+    def _histories(self, reading: StoreReading) -> tuple[Mapping[str, GpuHistory], HostHistory | None]:
         """The short histories. Those of the present end with the last full bucket, and are kept until the next one."""
         connection, _, now, at = reading
         bucket = int(now // _BUCKET_SECONDS)
@@ -231,7 +231,7 @@ class SnapshotReader:
             self._over_runs = in_order(read_runs(connection, limit=RUNS_KEPT, over_only=True))
         return [*in_order(read_runs(connection, active_only=True)), *self._over_runs]
 
-    def _rows(self, reading: MachineReading, runs: list[Run]) -> tuple[RunRow, ...]:
+    def _rows(self, reading: StoreReading, runs: list[Run]) -> tuple[RunRow, ...]:
         connection, interest, _, at = reading
         if at is not None:
             return tuple(RunRow(run, self._progress_then(connection, run, at)) for run in runs)
@@ -271,7 +271,7 @@ class SnapshotReader:
             return self._then[run.run_id][0]
         return self._over.get((run.run_id, run.ended_at, run.attempt)) or Progress(step=run.last_step)
 
-    def _page(self, reading: MachineReading, runs: list[Run]) -> RunPage | None:
+    def _page(self, reading: StoreReading, runs: list[Run]) -> RunPage | None:
         connection, interest, _, at = reading
         if interest.run_id is None:
             return None
@@ -288,7 +288,7 @@ class SnapshotReader:
             progress, metric_names = self._then.get(run.run_id) or progress_at(connection, run, at)
         return self.run_page.read(reading, run, progress, metric_names)
 
-    def _read_gpu_page(self, reading: MachineReading, runs: list[Run]) -> GpuPage | None:
+    def _read_gpu_page(self, reading: StoreReading, runs: list[Run]) -> GpuPage | None:
         uuid = reading.interest.gpu_uuid
         if uuid is None:
             return None
@@ -298,7 +298,7 @@ class SnapshotReader:
         leased_since = next((run.attempt_started_at for run in runs if uuid in run.gpus), None)
         return page._replace(leased_since=leased_since)
 
-    def _compared(self, reading: MachineReading) -> dict[str, ChartData]:
+    def _compared(self, reading: StoreReading) -> dict[str, ChartData]:
         connection, interest, now, at = reading
         run_ids = {*interest.compared, interest.run_id or ""}
         self._curves.keep(run_ids - {""})

@@ -28,7 +28,7 @@ from gputui.store.metrics import intake
 from gputui.store.rows import json_mapping
 from gputui.store.runs import Run
 from gputui.ui.tui.data.log_tail import LogReader
-from gputui.ui.tui.data.machine import MachineReading
+from gputui.ui.tui.data.machine import StoreReading
 from gputui.ui.views.snapshot import Checkpoint, CheckpointList, Interest, LogTail, RunPage
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ class RunPageReader:
         self._ledger: tuple[str, Mapping[str, LedgerFact]] = ("", {})
         self._costs: tuple[object, Mapping[int, Cost]] = (None, {})
 
-    def read(self, reading: MachineReading, run: Run, progress: Progress, metric_names: tuple[str, ...]) -> RunPage:
+    def read(self, reading: StoreReading, run: Run, progress: Progress, metric_names: tuple[str, ...]) -> RunPage:
         """The page of a run with the progress that was read already. Raises sqlite3.Error."""
         connection, interest, now, at = reading
         run_id = run.run_id
