@@ -8,7 +8,7 @@ import random
 from typing import Any
 
 from gputui.store.studies import read_trials
-from gputui.studies.importances import importances
+from gputui.studies.importances import evaluate_importances
 from gputui.studies.rows import set_importances
 from gputui.studies.spec import Budget, Dimension, Objective, PrunerSpec, StudySpec
 from tests.homes import GIB, Home, uuid
@@ -185,7 +185,7 @@ def search(
                 for rung in range(1, rungs + 1)
             ],
         )
-    set_importances(home.connection, study_id, importances(read_trials(home.connection, study_id), spec))
+    set_importances(home.connection, study_id, evaluate_importances(read_trials(home.connection, study_id), spec))
 
 
 def history(home: Home, seconds: int = 600, every: int = 5) -> None:

@@ -124,7 +124,7 @@ def moving_population(seed: int, *, members: int = 8, steps: int = 800, every: i
         population = [
             pbt.PopulationMember(number, rates[number], losses[number], can_give=True) for number in range(members)
         ]
-        asked = pbt.exploits(population, milestone, spec, MOVING_SPACE, LOSS, seed)
+        asked = pbt.choose_exploits(population, milestone, spec, MOVING_SPACE, LOSS, seed)
         exploited += len(asked)
         given = list(losses)
         for exploit in asked:

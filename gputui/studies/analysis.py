@@ -18,12 +18,12 @@ from gputui.store.studies import TrialRecord, TrialState
 from gputui.studies.spec import Objective
 
 
-def counted(trials: Sequence[TrialRecord]) -> Mapping[TrialState, int]:
+def state_counts(trials: Sequence[TrialRecord]) -> Mapping[TrialState, int]:
     """The number of trials in each state."""
     return Counter(trial.state for trial in trials)
 
 
-def complete(trials: Sequence[TrialRecord]) -> list[TrialRecord]:
+def complete_trials(trials: Sequence[TrialRecord]) -> list[TrialRecord]:
     """The trials that ran to their end with a finite value within the constraints."""
     return [
         trial
@@ -35,7 +35,7 @@ def complete(trials: Sequence[TrialRecord]) -> list[TrialRecord]:
     ]
 
 
-def in_order_of_ends(trials: Sequence[TrialRecord]) -> list[TrialRecord]:
+def sorted_by_end(trials: Sequence[TrialRecord]) -> list[TrialRecord]:
     """The trials that are over, as they ended."""
     ended = (trial for trial in trials if trial.ended_at is not None)
     return sorted(ended, key=lambda trial: (trial.ended_at, trial.number))
@@ -46,7 +46,7 @@ def losses(trial: TrialRecord, objectives: Sequence[Objective]) -> tuple[float, 
     return tuple(objective.sign * value for value, objective in zip(trial.values, objectives, strict=False))
 
 
-def ranked(
+def rank_trials(
     trials: Sequence[TrialRecord], objectives: Sequence[Objective], most: int | None = None
 ) -> list[TrialRecord]:
     """The ``most`` best of the complete trials, or all: the best first, the earlier of equals; with
@@ -54,44 +54,44 @@ def ranked(
     if len(objectives) > 1:
         return pareto_front(trials, objectives)
     (objective,) = objectives
-    return sorted(complete(trials), key=lambda trial: (objective.sign * trial.values[0], trial.number))[:most]
+    return sorted(complete_trials(trials), key=lambda trial: (objective.sign * trial.values[0], trial.number))[:most]
 
 
 def best_trial(trials: Sequence[TrialRecord], objectives: Sequence[Objective]) -> TrialRecord | None:
     """The best of the complete trials; None without one, and with several objectives, which have no
     best trial."""
     if len(objectives) == 1:
-        return next(iter(ranked(trials, objectives)), None)
+        return next(iter(rank_trials(trials, objectives)), None)
     return None
 
 
-def by_objective(
+def split_by_objective(
     trials: Sequence[TrialRecord], objectives: Sequence[Objective]
 ) -> list[tuple[Objective, list[TrialRecord]]]:
     """Each objective, with the trials as if they had no other."""
     return [
-        (objective, [replace(trial, values=trial.values[place : place + 1]) for trial in trials])
-        for place, objective in enumerate(objectives)
+        (objective, [replace(trial, values=trial.values[index : index + 1]) for trial in trials])
+        for index, objective in enumerate(objectives)
     ]
 
 
 def best_so_far(trials: Sequence[TrialRecord], objective: Objective) -> list[tuple[int, float]]:
     """The best value after each trial that ended, with the number of trials until then."""
-    usable = {trial.number for trial in complete(trials)}
+    usable = {trial.number for trial in complete_trials(trials)}
     steps: list[tuple[int, float]] = []
     best: float | None = None
-    for place, trial in enumerate(in_order_of_ends(trials), 1):
+    for ended, trial in enumerate(sorted_by_end(trials), 1):
         if trial.number in usable and (best is None or objective.is_better(trial.values[0], best)):
             best = trial.values[0]
         if best is not None:
-            steps.append((place, best))
+            steps.append((ended, best))
     return steps
 
 
 def pareto_front(trials: Sequence[TrialRecord], objectives: Sequence[Objective]) -> list[TrialRecord]:
     """The complete trials that no other trial beats in every objective, by the value of the first
     one."""
-    candidates = [trial for trial in complete(trials) if len(trial.values) == len(objectives)]
+    candidates = [trial for trial in complete_trials(trials) if len(trial.values) == len(objectives)]
     losses_by_trial = {trial.number: losses(trial, objectives) for trial in candidates}
 
     def is_dominated(mine: tuple[float, ...]) -> bool:

@@ -15,7 +15,7 @@ from gputui.recovery.kinds import KINDS, kind_of
 from gputui.runs.spec import RunSpec, Scalar
 from gputui.store.run_states import RunState
 from gputui.store.studies import OUTSIDE, TrialRecord, TrialState
-from gputui.studies.analysis import complete, in_order_of_ends, losses
+from gputui.studies.analysis import complete_trials, losses, sorted_by_end
 from gputui.studies.spec import Budget, Constraints, Objective, StudySpec
 
 Verb = Literal["resume", "restart"]
@@ -71,7 +71,7 @@ class Ruling(Struct, frozen=True):
     again: Verb | None = None
 
 
-def ruling(
+def judge_trial(
     trial: TrialRecord, end: RunEnd, values: Sequence[float | None], constraints: tuple[float, ...], spec: StudySpec
 ) -> Ruling:
     """The verdict on a trial whose run has ended.
@@ -182,7 +182,7 @@ class Next(Struct, frozen=True):
     over: str | None = None
 
 
-def living(trials: Iterable[TrialRecord]) -> list[TrialRecord]:
+def active_trials(trials: Iterable[TrialRecord]) -> list[TrialRecord]:
     """gputui's trials that were launched and are not over."""
     return [
         trial
@@ -191,13 +191,13 @@ def living(trials: Iterable[TrialRecord]) -> list[TrialRecord]:
     ]
 
 
-def fruitless(trials: Sequence[TrialRecord], objectives: Sequence[Objective], since: float) -> int:
+def fruitless_count(trials: Sequence[TrialRecord], objectives: Sequence[Objective], since: float) -> int:
     """The number of trials that ended in a row, after ``since``, without a value that no earlier
     one beats or equals."""
-    usable = {trial.number for trial in complete(trials)}
+    usable = {trial.number for trial in complete_trials(trials)}
     best: list[tuple[float, ...]] = []
     in_a_row = 0
-    for trial in in_order_of_ends(trials):
+    for trial in sorted_by_end(trials):
         loss = losses(trial, objectives)
         if trial.number in usable and not any(all(map(operator.le, earlier, loss)) for earlier in best):
             best.append(loss)
@@ -226,7 +226,7 @@ def next_move(
         since: when the study was begun, resumed or extended last, in UTC unix seconds.
     """
     sampled = [trial for trial in trials if trial.origin not in ("warm", "rerun", OUTSIDE)]
-    active = living(trials)
+    active = active_trials(trials)
     spent = spent_words(spec.budget, usage)
     if spent is not None:
         if active:
@@ -240,9 +240,9 @@ def next_move(
         limit = spec.pbt.members
     is_full = limit is not None and begun >= limit
     is_exhausted = spec.is_grid and grid_point(spec, trials) is None
-    is_stale = spec.stop_after is not None and fruitless(trials, spec.objectives, since) >= spec.stop_after
+    is_stale = spec.stop_after is not None and fruitless_count(trials, spec.objectives, since) >= spec.stop_after
     if (is_full or is_exhausted or is_stale) and not waiting:
-        if not active and (again := reruns(spec, trials, reached or {})):
+        if not active and (again := trials_to_rerun(spec, trials, reached or {})):
             return Next(rerun=again)
         if is_full:
             done = f"its {count(begun)} trials have ended"
@@ -260,7 +260,7 @@ def next_move(
     return Next(launch=staying < room and not queued)
 
 
-def reruns(spec: StudySpec, trials: Sequence[TrialRecord], reached: Mapping[int, float]) -> tuple[int, ...]:
+def trials_to_rerun(spec: StudySpec, trials: Sequence[TrialRecord], reached: Mapping[int, float]) -> tuple[int, ...]:
     """The pruned trials among those with the best ``spec.rerun`` values, best first, without those
     that a person cut short. The best of a study should be known from full runs."""
     again = {trial.parent for trial in trials if trial.origin == "rerun"}

@@ -90,7 +90,7 @@ def export_lineage(
     if number >= len(trials):
         raise StudyExportError(f"{study_id}: has no trial {number}")
     try:
-        phases = lineage(connection, trials, number)
+        phases = lineage_phases(connection, trials, number)
         base = read_spec(folder / SPEC_FILE)
         source = Path(base.profile_path or "").read_text("utf-8")
     except (LineageError, SpecError, OSError) as error:
@@ -148,7 +148,7 @@ class LineageError(Exception):
     """The training of a member is unknown. The text says why."""
 
 
-class _Part(NamedTuple):
+class _LineagePart(NamedTuple):
     """The newest part of a member's training among some of its attempts.
 
     Attributes:
@@ -162,14 +162,14 @@ class _Part(NamedTuple):
     end_step: int | None = None
 
 
-def lineage(connection: sqlite3.Connection, trials: Sequence[TrialRecord], number: int) -> list[Phase]:
+def lineage_phases(connection: sqlite3.Connection, trials: Sequence[TrialRecord], number: int) -> list[Phase]:
     """The phases of the training of member ``trials[number]``, those in its donors' runs included.
 
     Raises LineageError if a run was removed, a checkpoint has no step or the stored parts are
     inconsistent; sqlite3.Error.
     """
     phases: list[Phase] = []
-    part: _Part | None = _Part(number)
+    part: _LineagePart | None = _LineagePart(number)
     while part is not None:
         phase, part = _phase_and_origin(connection, trials, part)
         phases.insert(0, phase)
@@ -177,8 +177,8 @@ def lineage(connection: sqlite3.Connection, trials: Sequence[TrialRecord], numbe
 
 
 def _phase_and_origin(
-    connection: sqlite3.Connection, trials: Sequence[TrialRecord], part: _Part
-) -> tuple[Phase, _Part | None]:
+    connection: sqlite3.Connection, trials: Sequence[TrialRecord], part: _LineagePart
+) -> tuple[Phase, _LineagePart | None]:
     """The phase of a part, and the part whose checkpoint it began from; None for a first step."""
     number, last_attempt, end_step = part
     if number >= len(trials):
@@ -191,9 +191,9 @@ def _phase_and_origin(
     if segment is None:
         return phase, None
     if segment.donor is None:
-        origin = _Part(number, segment.attempt - 1, _resumed_step(first))
+        origin = _LineagePart(number, segment.attempt - 1, _resumed_step(first))
     else:
-        origin = _Part(segment.donor, segment.donor_attempt, segment.step)
+        origin = _LineagePart(segment.donor, segment.donor_attempt, segment.step)
     if origin.end_step is None:
         raise LineageError(f"the checkpoint that trial {number} went on from has no step in its name")
     if end_step is not None and origin.end_step >= end_step:

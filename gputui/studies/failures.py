@@ -12,7 +12,7 @@ from gputui.recovery.kinds import kind_of
 from gputui.store.metrics.queries import metric_names
 from gputui.store.run_states import RunState
 from gputui.store.studies import OUTSIDE, StudyState, TrialRecord, TrialState
-from gputui.studies.decide import RunEnd, living
+from gputui.studies.decide import RunEnd, active_trials
 from gputui.studies.run_queries import ObjectiveReader, has_stepped, last_incident, objective_values
 from gputui.studies.spec import PrunerSpec, StudySpec
 
@@ -54,7 +54,7 @@ def common_failure(
     else:
         explain = f"gputui explain {failed.run_id}"
         reason = f"{SAME_ERRORS} trials failed alike at their start ({explain}): {end.reason}"
-    if living(launched):
+    if active_trials(launched):
         return StudyEnd(StudyState.STOPPING, reason)
     return StudyEnd(StudyState.FAILED, reason)
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gputui.store.studies import OUTSIDE, Importance, TrialRecord
-from gputui.studies.analysis import complete
+from gputui.studies.analysis import complete_trials
 from gputui.studies.spec import StudySpec
 
 MIN_TRIALS = 8
@@ -18,21 +18,21 @@ BEST_SHARE = 0.25
 finds the choice in 12 of 12 studies; Optuna's default, the best tenth, in 6."""
 
 
-def importances(trials: Sequence[TrialRecord], spec: StudySpec) -> list[Importance]:
+def evaluate_importances(trials: Sequence[TrialRecord], spec: StudySpec) -> list[Importance]:
     """The share of each tuned parameter in what makes the best trials of each objective differ from
     all, most important first; empty while too few are complete."""
     # Trials of other processes may have values outside the space.
-    launched = (trial for trial in complete(trials) if trial.origin != OUTSIDE)
+    launched = (trial for trial in complete_trials(trials) if trial.origin != OUTSIDE)
     measured = [trial for trial in launched if len(trial.values) == len(spec.objectives)]
     if len(measured) < MIN_TRIALS:
         return []
     evaluator, study = _evaluator_and_study(measured, spec)
     shares: list[Importance] = []
-    for place, objective in enumerate(spec.objectives):
+    for index, objective in enumerate(spec.objectives):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             weights = evaluator.evaluate(
-                study, target=lambda trial, at=place, sign=objective.sign: sign * trial.values[at]
+                study, target=lambda trial, at=index, sign=objective.sign: sign * trial.values[at]
             )
         total = math.fsum(weights.values()) or 1.0
         shares += [Importance(objective.metric, name, weight / total) for name, weight in weights.items()]
@@ -41,16 +41,16 @@ def importances(trials: Sequence[TrialRecord], spec: StudySpec) -> list[Importan
 
 def _evaluator_and_study(trials: Sequence[TrialRecord], spec: StudySpec) -> tuple[Any, Any]:
     """The evaluator, and the trials in memory."""
-    from gputui.studies.samplers import distribution, hidden
+    from gputui.studies.samplers import hide_modules, make_distribution
 
     # Other evaluators use scikit-learn.
-    with hidden("sklearn", "scipy.stats"):
+    with hide_modules("sklearn", "scipy.stats"):
         from optuna import create_study, logging
         from optuna.importance import PedAnovaImportanceEvaluator
         from optuna.samplers import RandomSampler
         from optuna.trial import create_trial
     logging.set_verbosity(logging.ERROR)
-    distributions = {dimension.name: distribution(dimension) for dimension in spec.space}
+    distributions = {dimension.name: make_distribution(dimension) for dimension in spec.space}
     study = create_study(directions=[objective.direction for objective in spec.objectives], sampler=RandomSampler())
     for trial in trials:
         params = {name: value for name, value in trial.params.items() if name in distributions}

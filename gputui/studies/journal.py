@@ -57,19 +57,19 @@ class StudyJournal:
             storage=storage,
             directions=[objective.direction for objective in spec.objectives],
             sampler=optuna.samplers.RandomSampler(),  # tells; each point has a sampler of its own
-            pruner=samplers.pruner(spec),
+            pruner=samplers.make_pruner(spec),
             load_if_exists=True,
         )
         if not self.study.metric_names:
             self.study.set_metric_names([objective.metric for objective in spec.objectives])
-        self._distributions = {dimension.name: samplers.distribution(dimension) for dimension in spec.space}
+        self._distributions = {dimension.name: samplers.make_distribution(dimension) for dimension in spec.space}
         self._cma_es: optuna.samplers.BaseSampler | None = None
 
     def trials(self) -> list[FrozenTrial]:
         """All trials by number, those of other processes included."""
         return self.study.get_trials(deepcopy=False)
 
-    def own(self) -> dict[int, Mapping[str, Any]]:
+    def own_notes(self) -> dict[int, Mapping[str, Any]]:
         """gputui's notes about its own trials of this study, by number. All others belong to other
         processes, those that copied one of gputui's included."""
         notes: dict[str, tuple[int, Mapping[str, Any]]] = {}
@@ -101,11 +101,11 @@ class StudyJournal:
     ) -> FrozenTrial:
         """A trial of gputui with the parameters that the space has."""
         tuned = {name: value for name, value in params.items() if name in self._distributions}
-        user_attrs = {OWN: self._noted(**notes), **parts.pop("user_attrs", {})}
+        user_attrs = {OWN: self._own_note(**notes), **parts.pop("user_attrs", {})}
         distributions = {name: self._distributions[name] for name in tuned}
         return create_trial(state=state, params=tuned, distributions=distributions, user_attrs=user_attrs, **parts)
 
-    def _noted(self, **notes: Any) -> dict[str, Any]:
+    def _own_note(self, **notes: Any) -> dict[str, Any]:
         return {"study": self._study_id, "key": uuid4().hex, **notes}
 
     def restore(self, rows: Sequence[TrialRecord], rungs: Sequence[RungValue]) -> None:
@@ -139,7 +139,7 @@ class StudyJournal:
             if trial.state is not TrialState.RUNNING or row.origin == OUTSIDE:
                 continue
             if VERDICT in trial.user_attrs:
-                self.settle(trial)
+                self.apply_verdict(trial)
             elif row.state.is_over and (with_stopped or row.state is not Verdict.STOPPED):
                 self.end(row.number, _ruling(row), row.ended_at or 0.0)
 
@@ -147,7 +147,7 @@ class StudyJournal:
         """Add a trial at a point that the sampler draws."""
         trials = list(self._learned_from())
         draft = _Draft(self.study._storage, trials, number=len(self.trials()))
-        draft.trial.set_user_attr(OWN, self._noted(origin="sampled"))
+        draft.trial.set_user_attr(OWN, self._own_note(origin="sampled"))
         study = optuna.Study(self._study_id, draft, self._sampler(draft), self.study.pruner)  # type: ignore[arg-type]
         new_trial = Trial(study, draft.trial._trial_id)
         point = draft.trial.params
@@ -159,7 +159,7 @@ class StudyJournal:
     def _learned_from(self) -> Iterator[FrozenTrial]:
         """The trials that samplers see. They need the same distribution of a parameter everywhere, so
         trials of other processes have the study's own, and count only with a point of the space."""
-        notes = self.own()
+        notes = self.own_notes()
         for trial in self.trials():
             if trial.number in notes:
                 yield trial
@@ -170,12 +170,12 @@ class StudyJournal:
 
     def _sampler(self, draft: _Draft) -> optuna.samplers.BaseSampler:
         if self.spec.sampler.kind != "cmaes":
-            return samplers.sampler(self.spec, draft.trial.number)
+            return samplers.make_sampler(self.spec, draft.trial.number)
         if self._cma_es is None:
-            self._cma_es = samplers.cma_es(self.spec, draft.others)
+            self._cma_es = samplers.make_cma_es(self.spec, draft.others)
         return self._cma_es
 
-    def move(self, number: int, params: Mapping[str, Scalar]) -> None:
+    def set_params(self, number: int, params: Mapping[str, Scalar]) -> None:
         """Give a population's member the parameters that it trains with from now on."""
         trial = self.trials()[number]
         for name, value in ({} if trial.state.is_finished() else params).items():
@@ -204,9 +204,9 @@ class StudyJournal:
             for index, value in enumerate(ruling.constraints):
                 Trial(self.study, trial._trial_id).set_constraint(f"constraint {index}", value)
             self.study._storage.set_trial_user_attr(trial._trial_id, VERDICT, _verdict(ruling, now))
-        self.settle(self.trials()[number])
+        self.apply_verdict(self.trials()[number])
 
-    def settle(self, trial: FrozenTrial) -> None:
+    def apply_verdict(self, trial: FrozenTrial) -> None:
         """Give a running trial the state of the verdict that it has."""
         verdict = trial.user_attrs[VERDICT]
         values = verdict["values"]

@@ -25,7 +25,7 @@ from gputui.store.studies import (
     rungs_by_trial,
     study_gpu_hours,
 )
-from gputui.studies.analysis import ranked
+from gputui.studies.analysis import rank_trials
 from gputui.studies.rows import JOURNAL_FILE
 from gputui.studies.spec import StudySpec, study_spec
 
@@ -91,20 +91,22 @@ def report_shape(findings: StudyFindings) -> dict[str, Any]:
     runs' compute, null without pruned trials; ``importances`` of each objective are null while too
     few trials are complete."""
     # Lists of studies need neither drawings nor Optuna.
-    from gputui.studies.importances import importances
+    from gputui.studies.importances import evaluate_importances
     from gputui.studies.report import saved_share, winner_command
 
     spec = findings.spec
     trials = findings.trials
     best = [
-        {**_trial_shape(trial), "command": winner_command(findings, trial)} for trial in ranked(trials, spec.objectives)
+        {**_trial_shape(trial), "command": winner_command(findings, trial)}
+        for trial in rank_trials(trials, spec.objectives)
     ]
     return {
         **_study_shape(findings.study, spec, trials, findings.gpu_hours),
         "best": best,
         "running_seconds": findings.running_seconds,
         "saved_share": saved_share(spec, trials),
-        "importances": [msgspec.structs.asdict(importance) for importance in importances(trials, spec)] or None,
+        "importances": [msgspec.structs.asdict(importance) for importance in evaluate_importances(trials, spec)]
+        or None,
         "not_complete": [
             _trial_shape(trial) for trial in trials if trial.state.is_over and trial.state is not TrialState.COMPLETE
         ],
@@ -133,7 +135,7 @@ def _study_shape(
         "trials": {state.value: states[state] for state in TrialState},
         "target": spec.target_name,
         "gpu_hours": gpu_hours,
-        "best": [_trial_shape(trial) for trial in ranked(trials, objectives, most=1)],
+        "best": [_trial_shape(trial) for trial in rank_trials(trials, objectives, most=1)],
     }
 
 

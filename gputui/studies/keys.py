@@ -55,7 +55,7 @@ def key(description: str, default: Any = MISSING, *, name: str | None = None, **
     return field(**defaults, metadata=metadata)
 
 
-def _and_also(**schema: Any) -> Callable[[JsonSchema], JsonSchema]:
+def _with_keywords(**schema: Any) -> Callable[[JsonSchema], JsonSchema]:
     """The JSON Schema of a type with further keywords."""
     return lambda base: {**base, **schema}
 
@@ -65,7 +65,7 @@ def or_short(schema: JsonSchema) -> Callable[[JsonSchema], JsonSchema]:
     return lambda base: {"anyOf": [schema, base]}
 
 
-def _in_place(**schema: Any) -> Callable[[JsonSchema], JsonSchema]:
+def _replaced_by(**schema: Any) -> Callable[[JsonSchema], JsonSchema]:
     """Another JSON Schema than that of the type."""
     return lambda _: schema
 
@@ -99,7 +99,7 @@ def _is_positive(value: Any) -> bool:
     return is_number(value) and value > 0
 
 
-def _value(value: object) -> object:
+def _check_single_value(value: object) -> object:
     if isinstance(value, (dict, list)):
         raise ExpectedError("a single value: text, a number, true, false or null")
     if isinstance(value, float) and not math.isfinite(value):
@@ -114,7 +114,7 @@ def _as_list(value: object) -> object:
     return [value]
 
 
-def _some(value: object) -> object:
+def _check_filled_list(value: object) -> object:
     """Check for a list that is not empty."""
     if not isinstance(value, list):
         raise ExpectedError("a list")
@@ -137,21 +137,21 @@ LIST: JsonSchema = {"type": "array", "minItems": 1, "items": {"type": ["string",
 """A list of single values."""
 
 Number = Annotated[float, Reads(_checks(is_number, "a number"))]
-Positive = Annotated[float, Reads(_checks(_is_positive, "a number greater than 0"), _and_also(exclusiveMinimum=0))]
+Positive = Annotated[float, Reads(_checks(_is_positive, "a number greater than 0"), _with_keywords(exclusiveMinimum=0))]
 Switch = Annotated[bool, Reads(_checks(lambda value: isinstance(value, bool), "true or false"))]
 Text = Annotated[
-    str, Reads(_checks(lambda value: "\0" not in str(value), _TEXT_WORDS), _and_also(pattern=r"^[^\x00]*$"))
+    str, Reads(_checks(lambda value: "\0" not in str(value), _TEXT_WORDS), _with_keywords(pattern=r"^[^\x00]*$"))
 ]
 Duration = Annotated[
-    float, Reads(_converts(parse_duration, _DURATION_WORDS), _in_place(type="string", pattern=_DURATION_PATTERN))
+    float, Reads(_converts(parse_duration, _DURATION_WORDS), _replaced_by(type="string", pattern=_DURATION_PATTERN))
 ]
-Size = Annotated[int, Reads(_converts(parse_size, _SIZE_WORDS), _in_place(type="string", pattern=_SIZE_PATTERN))]
+Size = Annotated[int, Reads(_converts(parse_size, _SIZE_WORDS), _replaced_by(type="string", pattern=_SIZE_PATTERN))]
 Over = Annotated[
-    str, Reads(_checks(lambda value: OVER.fullmatch(str(value)), _OVER_WORDS), _and_also(pattern=OVER.pattern))
+    str, Reads(_checks(lambda value: OVER.fullmatch(str(value)), _OVER_WORDS), _with_keywords(pattern=OVER.pattern))
 ]
-Length = Annotated[float, Reads(_checks(_is_positive, _LENGTH_WORDS), _in_place(anyOf=[A_NAME, _ABOVE_ZERO]))]
-Value = Annotated[Scalar, Reads(_value, _in_place(**LIST["items"]))]
-Values = Annotated[tuple[Value, ...], Reads(_some, _in_place(**LIST))]
-Choices = Annotated[tuple[Value, ...], Reads(_some, _in_place(**LIST, uniqueItems=True))]
-Factors = Annotated[tuple[Positive, ...], Reads(_some, _and_also(minItems=1))]
+Length = Annotated[float, Reads(_checks(_is_positive, _LENGTH_WORDS), _replaced_by(anyOf=[A_NAME, _ABOVE_ZERO]))]
+Value = Annotated[Scalar, Reads(_check_single_value, _replaced_by(**LIST["items"]))]
+Values = Annotated[tuple[Value, ...], Reads(_check_filled_list, _replaced_by(**LIST))]
+Choices = Annotated[tuple[Value, ...], Reads(_check_filled_list, _replaced_by(**LIST, uniqueItems=True))]
+Factors = Annotated[tuple[Positive, ...], Reads(_check_filled_list, _with_keywords(minItems=1))]
 OneOrMore = Annotated[Values, Reads(_as_list, or_short(LIST["items"]))]

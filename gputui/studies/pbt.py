@@ -69,7 +69,7 @@ def is_last(milestone: int, spec: PbtSpec) -> bool:
     return spec.length is not None and milestone * spec.every >= spec.length
 
 
-def exploits(
+def choose_exploits(
     members: Collection[PopulationMember],
     milestone: int,
     spec: PbtSpec,
@@ -106,11 +106,11 @@ def exploits(
         donors = [rival for rival in best if loss(rival) < loss(member)]
         if donors:
             donor = draw.choice(donors)
-            decided.append(Exploit(member.number, donor.number, perturbed(donor.params, space, spec, draw)))
+            decided.append(Exploit(member.number, donor.number, perturb(donor.params, space, spec, draw)))
     return decided
 
 
-def perturbed(
+def perturb(
     params: Mapping[str, Scalar], space: Sequence[Dimension], spec: PbtSpec, draw: random.Random
 ) -> dict[str, Scalar]:
     """Parameters near a donor's: each resampled with probability ``resample``, else multiplied by

@@ -17,7 +17,7 @@ from gputui.metrics.draw.axes import AxisKind
 from gputui.metrics.draw.envelope import Bin
 from gputui.metrics.draw.parts import Chart, Curve, XAxis, YAxis
 from gputui.store.studies import RungValue, TrialRecord, TrialState
-from gputui.studies.analysis import best_so_far, complete, in_order_of_ends, pareto_front, ranked
+from gputui.studies.analysis import best_so_far, complete_trials, pareto_front, rank_trials, sorted_by_end
 from gputui.studies.spec import Dimension, Objective, StudySpec
 
 Rungs = Mapping[int, Sequence[RungValue]]
@@ -27,17 +27,15 @@ COLOURED_COURSES = 5
 """How many of the best trials are drawn in colours."""
 
 
-def ended_places(trials: Sequence[TrialRecord]) -> dict[int, int]:
-    """The place (from 1) of each trial that is over, in the order of their ends, by number."""
-    return {trial.number: place for place, trial in enumerate(in_order_of_ends(trials), 1)}
+def end_positions(trials: Sequence[TrialRecord]) -> dict[int, int]:
+    """The position (from 1) of each trial that is over, in the order of their ends, by number."""
+    return {trial.number: position for position, trial in enumerate(sorted_by_end(trials), 1)}
 
 
-def values_by_trial(
-    trials: Sequence[TrialRecord], rungs: Rungs, objective: Objective, dot_height: float = 0.0
-) -> Chart:
+def draw_values(trials: Sequence[TrialRecord], rungs: Rungs, objective: Objective, dot_height: float = 0.0) -> Chart:
     """The values of one objective in the order in which trials ended, and the best so far."""
-    places = ended_places(trials)
-    pruned, completed, axis = _dots_of_trials(trials, rungs, lambda trial: places.get(trial.number), dot_height)
+    positions = end_positions(trials)
+    pruned, completed, axis = _dots_of_trials(trials, rungs, lambda trial: positions.get(trial.number), dot_height)
     best = _finite(best_so_far(trials, objective))
     best_value = best[-1][1] if best else None
     curves = [
@@ -45,11 +43,11 @@ def values_by_trial(
         Curve(completed, label="done"),
         Curve(_line(best), style="good", label="best so far", value=best_value),
     ]
-    x_axis = XAxis("finished trials", 1.0, float(max(2, len(places))), "count")
+    x_axis = XAxis("finished trials", 1.0, float(max(2, len(positions))), "count")
     return Chart(_with_bins(curves), clean(objective.metric), x_axis, axis)
 
 
-def over_parameter(
+def draw_over_parameter(
     trials: Sequence[TrialRecord], rungs: Rungs, dimension: Dimension, objective: Objective, dot_height: float = 0.0
 ) -> Chart:
     """The values of one objective over a tuned parameter."""
@@ -77,9 +75,9 @@ def axis_position(dimension: Dimension, trial: TrialRecord) -> float | None:
     return None
 
 
-def front(trials: Sequence[TrialRecord], objectives: Sequence[Objective], dot_height: float = 0.0) -> Chart:
+def draw_front(trials: Sequence[TrialRecord], objectives: Sequence[Objective], dot_height: float = 0.0) -> Chart:
     """The second objective over the first, with the Pareto front highlighted and joined."""
-    measured = [trial for trial in complete(trials) if len(trial.values) == len(objectives)]
+    measured = [trial for trial in complete_trials(trials) if len(trial.values) == len(objectives)]
     points = _finite((trial.values[0], trial.values[1]) for trial in measured)
     best = sorted(_finite((trial.values[0], trial.values[1]) for trial in pareto_front(trials, objectives)))
     (dots,) = _dots([points], "linear", dot_height)
@@ -88,16 +86,16 @@ def front(trials: Sequence[TrialRecord], objectives: Sequence[Objective], dot_he
     return Chart(_with_bins(curves), f"{second} over {first}", XAxis(first), YAxis())
 
 
-def curves(trials: Sequence[TrialRecord], rungs: Rungs, spec: StudySpec) -> Chart:
+def draw_curves(trials: Sequence[TrialRecord], rungs: Rungs, spec: StudySpec) -> Chart:
     """The value of each trial over the steps: the best trials in colours, others grey."""
-    best = [trial.number for trial in ranked(trials, spec.objectives, most=COLOURED_COURSES)]
+    best = [trial.number for trial in rank_trials(trials, spec.objectives, most=COLOURED_COURSES)]
     others = [trial.number for trial in trials if trial.number not in best]
     points = {
         number: _finite((rung.step + 1.0, rung.value) for rung in rungs.get(number, ())) for number in (*others, *best)
     }
     curves = [Curve(_line(points[number]), style="dim", is_shadow=True) for number in others]
-    for place, number in enumerate(best):
-        curves.append(Curve(_line(points[number]), style=f"series.{place}", label=f"trial {number}"))
+    for index, number in enumerate(best):
+        curves.append(Curve(_line(points[number]), style=f"series.{index}", label=f"trial {number}"))
     axis = _value_axis([point for curve_points in points.values() for point in curve_points])
     return Chart(_with_bins(curves), clean(spec.objectives[0].metric), XAxis("steps"), axis)
 
@@ -108,7 +106,7 @@ def _dots_of_trials(
     """The dots of pruned and of complete trials, and the axis of their values."""
     passed = {trial.number: rungs.get(trial.number, ()) for trial in trials if trial.state is TrialState.PRUNED}
     pruned = _finite((x_of(trial), passed[trial.number][-1].value) for trial in trials if passed.get(trial.number))
-    completed = _finite((x_of(trial), trial.value) for trial in complete(trials))
+    completed = _finite((x_of(trial), trial.value) for trial in complete_trials(trials))
     axis = _value_axis([*completed, *pruned])
     pruned_dots, dots = _dots([pruned, completed], axis.kind, height)
     return pruned_dots, dots, axis
@@ -161,9 +159,9 @@ def _with_bins(curves: Iterable[Curve]) -> list[Curve]:
 def _axis_names(dimension: Dimension) -> tuple[str, ...]:
     """The choices as labels of an axis; a wide or long one is replaced by its index."""
     names = [clean(str(value))[:LONGEST_NAME] for value in dimension.choices]
-    for place, name in enumerate(names):
+    for index, name in enumerate(names):
         if cell_width(name) != len(name):
-            names[place] = f"#{place}"
+            names[index] = f"#{index}"
     return tuple(names)
 
 

@@ -138,7 +138,7 @@ class Population:
             for trial in compared
             if milestone in values[trial.number]
         ]  # fmt: skip
-        exploits = pbt.exploits(members, milestone, population, spec.space, spec.objectives[0], spec.seed)
+        exploits = pbt.choose_exploits(members, milestone, population, spec.space, spec.objectives[0], spec.seed)
         folder = self._writer.workspace.studies / study_id / rows.PINS
         plans = []
         for exploit in exploits:
@@ -183,7 +183,7 @@ class Population:
         ).fetchone()
         segment = LineageSegment(attempt + 1, plan["donor"], plan["donor_attempt"], plan["step"])
         population = {"after": attempt, LINEAGE: [*trial.population.get(LINEAGE, ()), asdict(segment)]}
-        self._journal.move(trial.number, plan["params"])
+        self._journal.set_params(trial.number, plan["params"])
         with transaction(self._writer.connection):
             arguments = {"from": plan["from"], "set": plan["params"]}
             command_id = self._writer.ask("resume", trial.run_id, arguments)

@@ -36,7 +36,7 @@ from gputui.store.studies import (
 from gputui.studies import decide, pbt, rows
 from gputui.studies.decide import Ruling, RunEnd, Usage, Verb
 from gputui.studies.failures import common_failure
-from gputui.studies.importances import importances
+from gputui.studies.importances import evaluate_importances
 from gputui.studies.journal import StudyJournal
 from gputui.studies.journal_file import open_storage
 from gputui.studies.population import LINEAGE, Population
@@ -100,17 +100,19 @@ class StudyProcess:
             return True
         if study.state is StudyState.STOPPING:
             return self._stop(study, spec)
-        trials = self._take_in(study, spec)
-        ended_outside = [trial for trial in decide.living(trials) if self.journal.has_outside_value(trial.number)]
+        trials = self._sync_rows(study, spec)
+        ended_outside = [
+            trial for trial in decide.active_trials(trials) if self.journal.has_outside_value(trial.number)
+        ]
         if ended_outside:
             self._stop_trials(ended_outside, "another process told its value", self._end)
             trials = self.view.read()
-        for trial in decide.living(trials):
+        for trial in decide.active_trials(trials):
             self._follow(study, spec, trial)
         study = get_study(self.connection, self.study_id)
         assert study is not None
         trials = self.view.read()
-        living = decide.living(trials)
+        living = decide.active_trials(trials)
         if study.state is StudyState.RUNNING:
             return self._advance(study, spec, trials, living)
         return study.state is StudyState.STOPPING or (bool(living) and not study.state.is_over)
@@ -118,7 +120,7 @@ class StudyProcess:
     def _stop(self, study: StudyRecord, spec: StudySpec) -> bool:
         """Stop all trials, then the study, by the table alone: whatever the journal holds, it can be
         stopped. Returns whether the study still needs a process."""
-        begun = [trial for trial in decide.living(self.view.read()) if trial.state is not TrialState.LAUNCHING]
+        begun = [trial for trial in decide.active_trials(self.view.read()) if trial.state is not TrialState.LAUNCHING]
         for trial in begun:
             end = run_end(self.connection, trial.run_id)
             self._repeat_refused_stop(trial, end)
@@ -128,7 +130,7 @@ class StudyProcess:
                 if verdict.again is not None:
                     verdict = Ruling(TrialState.STOPPED, end.reason)
                 self.writer.end_open(trial, verdict)
-        living = decide.living(self.view.read())
+        living = decide.active_trials(self.view.read())
         reason = study.reason or "the study was stopped"
         self._stop_trials(living, reason, self.writer.end_open)
         if living:
@@ -148,11 +150,11 @@ class StudyProcess:
             self.view.restore(self._opened)
         return self._opened
 
-    def _take_in(self, study: StudyRecord, spec: StudySpec) -> list[TrialRecord]:
+    def _sync_rows(self, study: StudyRecord, spec: StudySpec) -> list[TrialRecord]:
         """Put what was asked for into the journal, and bring the rows to what the journal has;
         returns them."""
         requests = rows.requested_trials(self.connection, self.study_id)
-        notes = list(self.journal.own().values())
+        notes = list(self.journal.own_notes().values())
         for request_id, params in requests:
             if request_id not in [note.get("request") for note in notes]:
                 self.journal.add(params, "enqueued", request=request_id)
@@ -167,7 +169,7 @@ class StudyProcess:
         complete = sum(trial.state is TrialState.COMPLETE for trial in trials)
         if complete != self._weighed:
             self._weighed = complete
-            rows.set_importances(self.connection, self.study_id, importances(trials, spec))
+            rows.set_importances(self.connection, self.study_id, evaluate_importances(trials, spec))
         return trials
 
     def _add_warm_trials(self, spec: StudySpec, notes: Sequence[Mapping[str, Any]]) -> None:
@@ -308,7 +310,7 @@ class StudyProcess:
         if trial.run_id is not None:
             curves = self.curves.read(spec, trial)
         values = objective_values(curves, spec)
-        return decide.ruling(trial, end, values, constraint_values(self.connection, spec, trial.run_id), spec)
+        return decide.judge_trial(trial, end, values, constraint_values(self.connection, spec, trial.run_id), spec)
 
     def _end(self, trial: TrialRecord, verdict: Ruling) -> None:
         self.journal.end(trial.number, verdict, self.now())
@@ -325,7 +327,7 @@ class StudyProcess:
                 run = get_run(self.connection, trial.run_id or "")
                 launched = {} if run is None else spec_of(run).params
                 first = {name: launched.get(name, value) for name, value in trial.params.items()}
-                self.journal.move(trial.number, first)
+                self.journal.set_params(trial.number, first)
                 self.writer.set_trial(trial, params=json.dumps(first), parent=None, generation=None, population="{}")
         self.writer.ring()
 

@@ -41,8 +41,8 @@ from gputui.store.studies import (
     study_wall_seconds,
 )
 from gputui.studies import pictures
-from gputui.studies.analysis import by_objective, counted, ranked
-from gputui.studies.importances import importances
+from gputui.studies.analysis import rank_trials, split_by_objective, state_counts
+from gputui.studies.importances import evaluate_importances
 from gputui.studies.rows import SPEC_FILE
 from gputui.studies.spec import Objective, StudySpec, study_spec
 from gputui.studies.study_file import gpus_of
@@ -173,16 +173,27 @@ def contents(findings: StudyFindings) -> dict[str, bytes]:
 
 
 def _render(template: str, findings: StudyFindings, sections: Sequence[_Section], **more: Any) -> str:
-    study = findings.study
     spec = findings.spec
-    states = counted(findings.trials)
-    counts = ", ".join(f"{states[state]} {state}" for state in TrialState if states.get(state))
-    used = ""
-    if findings.gpu_hours:
-        used = f", {gpu_hours(findings.gpu_hours)} GPU-hours"
-    why = ""
-    if study.reason:
-        why = f" ({study.reason})"
+    saved = saved_share(spec, findings.trials)
+    saved_text = None
+    if saved is not None:
+        saved_text = percent(saved * 100)
+    return render(
+        template,
+        title=f"Study {findings.study.study_id}",
+        goals=spec.objectives,
+        profile=spec.profile,
+        target=spec.target_name,
+        method=_method_words(spec),
+        outcome=_outcome_words(findings),
+        saved=saved_text,
+        sections=sections,
+        **more,
+    )
+
+
+def _method_words(spec: StudySpec) -> str:
+    """``tpe sampler, median pruner, seed 0``."""
     if spec.pbt is not None:
         sampler = spec.method
     else:
@@ -190,23 +201,22 @@ def _render(template: str, findings: StudyFindings, sections: Sequence[_Section]
     pruner = ""
     if spec.pruner.kind != "none":
         pruner = f", {spec.pruner.kind} pruner"
-    saved = saved_share(spec, findings.trials)
-    saved_text = None
-    if saved is not None:
-        saved_text = percent(saved * 100)
-    return render(
-        template,
-        title=f"Study {study.study_id}",
-        goals=spec.objectives,
-        profile=spec.profile,
-        target=spec.target_name,
-        method=f"{sampler}{pruner}, seed {spec.seed}",
-        outcome=f"{study.state.capitalize()}{why} after {duration(findings.running_seconds)}{used}. "
-        f"Trials: {counts or 'none'}.",
-        saved=saved_text,
-        sections=sections,
-        **more,
-    )
+    return f"{sampler}{pruner}, seed {spec.seed}"
+
+
+def _outcome_words(findings: StudyFindings) -> str:
+    """The state of a study with its reason, duration and cost, and the number of its trials."""
+    study = findings.study
+    states = state_counts(findings.trials)
+    counts = ", ".join(f"{states[state]} {state}" for state in TrialState if states.get(state))
+    used = ""
+    if findings.gpu_hours:
+        used = f", {gpu_hours(findings.gpu_hours)} GPU-hours"
+    why = ""
+    if study.reason:
+        why = f" ({study.reason})"
+    duration_words = duration(findings.running_seconds)
+    return f"{study.state.capitalize()}{why} after {duration_words}{used}. Trials: {counts or 'none'}."
 
 
 def _svg(section: _Section, name: str) -> str:
@@ -246,7 +256,7 @@ def saved_share(spec: StudySpec, trials: Sequence[TrialRecord]) -> float | None:
     rungs = [rung for rung in pruned if rung is not None]
     if not rungs or len(rungs) < len(pruned):
         return None
-    over = len(pruned) + counted(launched)[TrialState.COMPLETE]
+    over = len(pruned) + state_counts(launched)[TrialState.COMPLETE]
     return sum(1 - rung / spec.pruner.rungs for rung in rungs) / over
 
 
@@ -257,7 +267,7 @@ def _sections(findings: StudyFindings) -> list[_Section]:
 
 def _best(findings: StudyFindings) -> Iterator[_Section]:
     spec = findings.spec
-    best = ranked(findings.trials, spec.objectives, most=BEST_SHOWN)
+    best = rank_trials(findings.trials, spec.objectives, most=BEST_SHOWN)
     if not best:
         yield _Section("No trial is complete yet")
         return
@@ -273,11 +283,11 @@ def _best(findings: StudyFindings) -> Iterator[_Section]:
     ]
     commands = []
     ranks = ("the best, ", "the second best, ")
-    for place, trial in enumerate(best):
+    for index, trial in enumerate(best):
         if is_front:
             commands.append((f"Train trial {trial.number} as a run of its own:", winner_command(findings, trial)))
-        elif place < len(ranks):
-            title = f"Train {ranks[place]}trial {trial.number}, as a run of its own:"
+        elif index < len(ranks):
+            title = f"Train {ranks[index]}trial {trial.number}, as a run of its own:"
             commands.append((title, winner_command(findings, trial)))
     heads = ["trial", "run", *(objective.metric for objective in spec.objectives), *spec.tuned]
     title = "Pareto front" if is_front else "Best trials"
@@ -290,12 +300,12 @@ def _curves(findings: StudyFindings) -> Iterator[_Section]:
     rungs = findings.rungs
     if not any(trial.ended_at is not None for trial in trials):
         return
-    for objective, ranked_trials in by_objective(trials, spec.objectives):
+    for objective, ranked_trials in split_by_objective(trials, spec.objectives):
         title, name = _of_objective(spec, objective, "What was found when", "values")
-        yield _Section(title, drawings={name: pictures.values_by_trial(ranked_trials, rungs, objective)})
+        yield _Section(title, drawings={name: pictures.draw_values(ranked_trials, rungs, objective)})
     if len(spec.objectives) > 1:
-        yield _Section("One objective over the other", drawings={"front": pictures.front(trials, spec.objectives)})
-    drawing = pictures.curves(trials, rungs, spec)
+        yield _Section("One objective over the other", drawings={"front": pictures.draw_front(trials, spec.objectives)})
+    drawing = pictures.draw_curves(trials, rungs, spec)
     if any(len(curve.bins) > 1 for curve in drawing.curves):
         title = f"The best {pictures.COLOURED_COURSES} trials in colours, all others grey"
         yield _Section(title, drawings={"curves": drawing})
@@ -304,14 +314,16 @@ def _curves(findings: StudyFindings) -> Iterator[_Section]:
 def _importances(findings: StudyFindings) -> Iterator[_Section]:
     spec = findings.spec
     dimensions = {dimension.name: dimension for dimension in spec.space}
-    by_importance = importances(findings.trials, spec)
-    for objective, trials in by_objective(findings.trials, spec.objectives):
+    by_importance = evaluate_importances(findings.trials, spec)
+    for objective, trials in split_by_objective(findings.trials, spec.objectives):
         rows = []
         drawings = {}
         for importance in (candidate for candidate in by_importance if candidate.objective == objective.metric):
             title, name = _of_objective(spec, objective, "What mattered", f"over-{_file_name(importance.name)}")
             rows.append([importance.name, percent(importance.share * 100)])
-            drawings[name] = pictures.over_parameter(trials, findings.rungs, dimensions[importance.name], objective)
+            drawings[name] = pictures.draw_over_parameter(
+                trials, findings.rungs, dimensions[importance.name], objective
+            )
         if rows:
             yield _Section(title, ["parameter", "importance"], rows, drawings=drawings)
 

@@ -99,12 +99,12 @@ def rung_passed(position: float, pruner: PrunerSpec) -> int:
 
 
 def pruning_reason(rung: int, value: float, others: Iterable[float], objective: Objective) -> str:
-    """The reason of a pruned trial, such as ``pruned at rung 3: 7th of 9``: its place among those
+    """The reason of a pruned trial, such as ``pruned at rung 3: 7th of 9``: its rank among those
     that passed the rung."""
     comparable = [rival for rival in others if not math.isnan(rival)]
-    place = 1 + sum(objective.is_better(rival, value) for rival in comparable)
-    if place % 100 in (11, 12, 13):
+    rank = 1 + sum(objective.is_better(rival, value) for rival in comparable)
+    if rank % 100 in (11, 12, 13):
         suffix = "th"
     else:
-        suffix = {1: "st", 2: "nd", 3: "rd"}.get(place % 10, "th")
-    return f"pruned at rung {rung}: {place}{suffix} of {len(comparable) + 1}"
+        suffix = {1: "st", 2: "nd", 3: "rd"}.get(rank % 10, "th")
+    return f"pruned at rung {rung}: {rank}{suffix} of {len(comparable) + 1}"

@@ -27,7 +27,7 @@ _MIN_SOLUTIONS = 10
 """CMA-ES starts from the best tenth of these."""
 
 
-def distribution(dimension: Dimension) -> BaseDistribution:
+def make_distribution(dimension: Dimension) -> BaseDistribution:
     """The values of a dimension."""
     if dimension.kind == "choice":
         return CategoricalDistribution(dimension.choices)
@@ -37,7 +37,7 @@ def distribution(dimension: Dimension) -> BaseDistribution:
     return FloatDistribution(low, high, log=dimension.log, step=dimension.step)
 
 
-def pruner(spec: StudySpec) -> BasePruner:
+def make_pruner(spec: StudySpec) -> BasePruner:
     """The pruner, whose steps are rungs."""
     pruners = optuna.pruners
     chosen = spec.pruner
@@ -58,7 +58,7 @@ def pruner(spec: StudySpec) -> BasePruner:
             return pruners.NopPruner()
 
 
-def sampler(spec: StudySpec, number: int) -> BaseSampler:
+def make_sampler(spec: StudySpec, number: int) -> BaseSampler:
     """A sampler seeded only by the study's seed and the trial's number, so that a restarted process
     draws the same point."""
     samplers = optuna.samplers
@@ -88,13 +88,13 @@ def _seed(spec: StudySpec, number: int) -> int:
     return int.from_bytes(digest[:4], "big")
 
 
-def cma_es(spec: StudySpec, trials: Sequence[FrozenTrial]) -> CmaEsSampler:
+def make_cma_es(spec: StudySpec, trials: Sequence[FrozenTrial]) -> CmaEsSampler:
     """CMA-ES for one process, from the solutions among ``trials``."""
     # Only its variants with margin use scipy.stats.
-    with hidden("scipy.stats"):
+    with hide_modules("scipy.stats"):
         importlib.import_module("cmaes")
     numbers = {
-        dimension.name: distribution(dimension)
+        dimension.name: make_distribution(dimension)
         for dimension in spec.space
         if dimension.kind != "choice" and not dimension.when
     }
@@ -147,7 +147,7 @@ class _CmaEs(CmaEsSampler):
 
 
 @contextmanager
-def hidden(*names: str) -> Iterator[None]:
+def hide_modules(*names: str) -> Iterator[None]:
     """Import other modules without these, which take seconds and most of a process's memory."""
     absent: Any = None
     unknown = [name for name in names if sys.modules.setdefault(name, absent) is None]

@@ -222,18 +222,24 @@ def _resolve_lengths(data: dict[str, Any], profile: Profile | None) -> Iterator[
         is_length = isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0
         problem = None
         if profile is not None and length is not None and section.get("kind") != "none":
-            if name not in parameters:
-                problem = f"{name} is not a parameter of {profile.name}"
-            elif name in space:
-                problem = f"{name} is tuned, so that trials have no common length"
-            elif not is_length:
-                problem = f"{name} is no number greater than 0 in {profile.name}"
+            problem = _length_problem(name, profile, is_tuned=name in space, is_length=is_length)
         if problem is not None:
             meant = None if name in parameters else nearest(name, parameters)
             yield CrossFinding((key, "length"), problem, meant)
         # Where the study is refused, any length of a pruner does.
         unknown = 1.0 if key == "pruner" else None
         data[key] = {**section, "length": value if is_length and problem is None else unknown}
+
+
+def _length_problem(name: str, profile: Profile, *, is_tuned: bool, is_length: bool) -> str | None:
+    """Why a parameter cannot be the length of a full run; None if it can."""
+    if name not in profile.parameters:
+        return f"{name} is not a parameter of {profile.name}"
+    if is_tuned:
+        return f"{name} is tuned, so that trials have no common length"
+    if not is_length:
+        return f"{name} is no number greater than 0 in {profile.name}"
+    return None
 
 
 def _resolve_target(data: dict[str, Any], profile: Profile | None, workspace: Workspace) -> Iterator[CrossFinding]:

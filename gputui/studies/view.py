@@ -38,7 +38,7 @@ class TrialView:
         self._study_id = study_id
         self._now = now
         self._reader = TrialReader(connection, study_id)
-        self._settled: set[int] = set()
+        self._final: set[int] = set()
 
     def read(self) -> list[TrialRecord]:
         """The rows of all trials, by number."""
@@ -57,7 +57,7 @@ class TrialView:
         over once its run is: the one that is ``stopped``."""
         rows = self.read()
         trials = journal.trials()
-        notes = journal.own() if len(trials) > len(rows) else {}
+        notes = journal.own_notes() if len(trials) > len(rows) else {}
         changes: dict[int, dict[str, Any]] = {}
         for trial in trials:
             row = None
@@ -65,8 +65,8 @@ class TrialView:
                 row = rows[trial.number]
             if row is None:
                 changes[trial.number] = self._new_row(journal, trial, notes.get(trial.number))
-            elif trial.number not in self._settled:
-                changes[trial.number] = self._changed(journal, trial, row, is_stopped=trial.number == stopped)
+            elif trial.number not in self._final:
+                changes[trial.number] = self._changed_columns(journal, trial, row, is_stopped=trial.number == stopped)
         changes = {number: values for number, values in changes.items() if _differs(rows, number, values)}
         if not changes:
             return rows
@@ -80,13 +80,13 @@ class TrialView:
                     insert(self._connection, "trials", study_id=self._study_id, number=number, **values)
         return self.read()
 
-    def _changed(
+    def _changed_columns(
         self, journal: StudyJournal, trial: FrozenTrial, row: TrialRecord, *, is_stopped: bool
     ) -> dict[str, Any]:
         """The columns of a row that follow from the journal; none while there is nothing new."""
         if row.state.is_over and row.state is not TrialState.STOPPED:
             if trial.state.is_finished():
-                self._settled.add(trial.number)
+                self._final.add(trial.number)
             return {}
         if row.origin == OUTSIDE:
             return self._outside_row(journal, trial)
@@ -94,7 +94,7 @@ class TrialView:
         has_run = row.state not in (TrialState.ENQUEUED, TrialState.STOPPED) and not is_stopped
         if not trial.state.is_finished() or (VERDICT not in trial.user_attrs and has_run):
             return {}
-        return self._end(journal, trial)
+        return self._end_columns(journal, trial)
 
     def _new_row(self, journal: StudyJournal, trial: FrozenTrial, note: Mapping[str, Any] | None) -> dict[str, Any]:
         """The row of a trial, with what gputui noted when it made it."""
@@ -103,7 +103,7 @@ class TrialView:
         # The run of an earlier trial may have been removed since.
         run = self._connection.execute("SELECT run_id FROM runs WHERE run_id = ?", (note.get("run"),)).fetchone()
         if trial.state.is_finished():
-            ended = self._end(journal, trial)
+            ended = self._end_columns(journal, trial)
         else:
             ended = {"state": TrialState.ENQUEUED}
         return {
@@ -123,18 +123,18 @@ class TrialView:
             "params": json.dumps(params),
             "rung": trial.last_step,
             "created_at": self._now() if started is None else started.timestamp(),
-            **(self._told(journal, trial) if trial.state.is_finished() else {"state": _STATES[trial.state]}),
+            **(self._outside_verdict(journal, trial) if trial.state.is_finished() else {"state": _STATES[trial.state]}),
         }
 
-    def _end(self, journal: StudyJournal, trial: FrozenTrial) -> dict[str, Any]:
+    def _end_columns(self, journal: StudyJournal, trial: FrozenTrial) -> dict[str, Any]:
         """The columns of one of gputui's trials that is over: its verdict, or what another process told."""
         if VERDICT not in trial.user_attrs:
-            return self._told(journal, trial)
+            return self._outside_verdict(journal, trial)
         verdict = dict(trial.user_attrs[VERDICT])
         at = verdict.pop("at")
         return verdict_columns(msgspec.convert(verdict, Ruling), at)
 
-    def _told(self, journal: StudyJournal, trial: FrozenTrial) -> dict[str, Any]:
+    def _outside_verdict(self, journal: StudyJournal, trial: FrozenTrial) -> dict[str, Any]:
         """The columns of what another process told of a trial."""
         values = tuple(trial.values or ())
         if trial.state is not State.COMPLETE:

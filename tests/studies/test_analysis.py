@@ -13,8 +13,8 @@ from gputui.metrics.draw.chart import draw_chart
 from gputui.metrics.draw.parts import Chart
 from gputui.store.studies import OUTSIDE, RungValue, TrialRecord, TrialState
 from gputui.studies import pictures
-from gputui.studies.analysis import best_so_far, best_trial, by_objective, complete, ranked
-from gputui.studies.importances import MIN_TRIALS, importances
+from gputui.studies.analysis import best_so_far, best_trial, complete_trials, rank_trials, split_by_objective
+from gputui.studies.importances import MIN_TRIALS, evaluate_importances
 from gputui.studies.spec import Dimension, Objective, StudySpec
 
 LOSS, ACCURACY = Objective("loss"), Objective("accuracy", "maximize")
@@ -41,7 +41,7 @@ def test_only_complete_trials_with_a_number_that_keep_the_constraints_count() ->
     diverged, withheld, too_large = trial(2, math.nan), trial(3), trial(4, 0.1, constraints=(5.0,))
     kept = trial(5, 0.4, constraints=(-1.0, 0.0))
     given = [trial(0, 0.5), trial(1, 0.1, state=PRUNED), diverged, withheld, too_large, kept]
-    assert complete(given) == [trial(0, 0.5), kept]
+    assert complete_trials(given) == [trial(0, 0.5), kept]
 
 
 def test_the_best_is_by_the_direction_and_the_earlier_of_equals() -> None:
@@ -58,10 +58,10 @@ def test_the_best_so_far_counts_every_trial_that_is_over() -> None:
 def test_the_front_holds_what_nothing_beats_in_every_objective() -> None:
     objectives = (LOSS, ACCURACY)
     trials = [trial(0, 0.5, 0.9), trial(1, 0.2, 0.5), trial(2, 0.6, 0.8), trial(3, 0.2, 0.5), trial(4, 0.1, 0.1)]
-    assert [trial.number for trial in ranked(trials, objectives, most=1)] == [4, 1, 3, 0]
+    assert [one.number for one in rank_trials(trials, objectives, most=1)] == [4, 1, 3, 0]
     assert best_trial(trials, objectives) is None
-    (_, losses), (_, accuracies) = by_objective(trials, objectives)
-    assert [trial.values for trial in losses] == [(trial.values[0],) for trial in trials]
+    (_, losses), (_, accuracies) = split_by_objective(trials, objectives)
+    assert [one.values for one in losses] == [(one.values[0],) for one in trials]
     assert best_trial(accuracies, objectives[1:]) == accuracies[0]
 
 
@@ -83,20 +83,20 @@ SPEC = StudySpec("s", "net", SPACE, (LOSS, ACCURACY))
 
 
 def test_what_mattered_is_found_for_each_objective() -> None:
-    found = importances(planted(120), SPEC)
+    found = evaluate_importances(planted(120), SPEC)
     for metric, most in (("loss", "width"), ("accuracy", "lr")):
         shares = {importance.name: importance.share for importance in found if importance.objective == metric}
         assert next(iter(shares)) == most and math.isclose(sum(shares.values()), 1.0)
-    assert importances(planted(MIN_TRIALS - 1), SPEC) == []
+    assert evaluate_importances(planted(MIN_TRIALS - 1), SPEC) == []
     strange = replace(planted(1)[0], origin=OUTSIDE, params={"lr": 7.0, "width": "big", "other": "z"})
-    assert importances([*planted(120), strange], SPEC) == found
+    assert evaluate_importances([*planted(120), strange], SPEC) == found
     lacking = [
         replace(
             trial, params={name: value for name, value in trial.params.items() if name != "width" or trial.number % 2}
         )
         for trial in planted(60)
     ]
-    assert {importance.name for importance in importances(lacking, SPEC)} == {"lr", "width", "other"}
+    assert {one.name for one in evaluate_importances(lacking, SPEC)} == {"lr", "width", "other"}
 
 
 # --- drawings ---------------------------------------------------------------------------------------------------------
@@ -113,17 +113,17 @@ def points(drawing: Chart, label: str) -> list[tuple[float, float | None]]:
 
 
 def test_a_pruned_trial_stands_at_the_value_of_its_last_rung() -> None:
-    drawing = pictures.values_by_trial(TRIALS, RUNGS, LOSS)
+    drawing = pictures.draw_values(TRIALS, RUNGS, LOSS)
     assert points(drawing, "pruned") == [(2.0, 0.8)]
     assert points(drawing, "done") == [(1.0, 0.5), (3.0, 0.3)]
     assert points(drawing, "best so far") == [(1.0, 0.5), (2.0, 0.5), (3.0, 0.3)]
-    over = pictures.over_parameter(TRIALS, RUNGS, OTHER, LOSS)
+    over = pictures.draw_over_parameter(TRIALS, RUNGS, OTHER, LOSS)
     assert points(over, "") == [(1.0, 0.8), (0.0, 0.5), (2.0, 0.3)] and over.x_axis.names == ("a", "b", "c")
 
 
 def test_a_course_leaves_out_what_has_no_place_on_an_axis() -> None:
     for value in (math.inf, -math.inf, math.nan, None):
         rungs = {0: [RungValue(0, 1, 9, 1.0, 1, 0.0), RungValue(0, 2, 19, value, 1, 0.0)]}
-        drawing = pictures.curves(TRIALS, rungs, StudySpec("s", "net", (OTHER,), (LOSS,)))
+        drawing = pictures.draw_curves(TRIALS, rungs, StudySpec("s", "net", (OTHER,), (LOSS,)))
         assert points(drawing, "trial 0") == [(10.0, 1.0)]
         assert draw_chart(drawing, 60, 9)

@@ -21,19 +21,19 @@ from gputui.studies.decide import (
     RunEnd,
     Usage,
     constraint_values,
-    fruitless,
+    fruitless_count,
     grid_point,
+    judge_trial,
     next_move,
-    reruns,
     room_for,
-    ruling,
     trial_spec,
     trials_on_gpu,
+    trials_to_rerun,
 )
 from gputui.studies.failures import SAME_OF_SPACE, same_cause
-from gputui.studies.pbt import first_point, perturbed
+from gputui.studies.pbt import first_point, perturb
 from gputui.studies.rungs import ObjectiveCurve, ObjectivePoint, objective_value
-from gputui.studies.samplers import distribution
+from gputui.studies.samplers import make_distribution
 from gputui.studies.spec import Budget, Constraints, Dimension, Objective, PbtSpec, SamplerSpec, StudySpec
 from tests.tables import table
 from tests.texts import mentions
@@ -102,7 +102,7 @@ FAULT = RunEnd(RunState.FAILED, "NCCL error", "nccl_error", has_stepped=True, ha
 def test_a_run_that_ended_gives_its_trial_a_verdict(
     end: RunEnd, values: list[float | None], verdict: TrialState
 ) -> None:
-    ruled = ruling(trial(0, TrialState.RUNNING), end, values, (), study())
+    ruled = judge_trial(trial(0, TrialState.RUNNING), end, values, (), study())
     assert ruled.state is verdict
     assert ruled.values == ((0.5,) if verdict is TrialState.COMPLETE else ())
     assert (ruled.again is not None) == (verdict is TrialState.LAUNCHING)
@@ -110,28 +110,28 @@ def test_a_run_that_ended_gives_its_trial_a_verdict(
 
 def test_a_fault_of_the_machine_starts_the_same_point_again_a_few_times() -> None:
     running = trial(0, TrialState.RUNNING)
-    assert ruling(running, FAULT, [None], (), study()).again == "resume"
+    assert judge_trial(running, FAULT, [None], (), study()).again == "resume"
     before = RunEnd(RunState.FAILED, "NCCL error", "nccl_error", has_checkpoints=True)
-    assert ruling(running, before, [None], (), study()).again == "restart"
+    assert judge_trial(running, before, [None], (), study()).again == "restart"
     tired = trial(0, TrialState.RUNNING, starts=MOST_STARTS)
-    assert ruling(tired, FAULT, [None], (), study()).state is TrialState.FAILED
+    assert judge_trial(tired, FAULT, [None], (), study()).state is TrialState.FAILED
 
 
 def test_a_trial_that_was_cut_short_is_pruned_however_its_run_ended() -> None:
     cut = trial(0, TrialState.PRUNING, reason="pruned at rung 1: 2nd of 2")
     for end in (RunEnd(RunState.STOPPED, "stopped"), RunEnd(RunState.FAILED, "killed", "killed")):
-        ruled = ruling(cut, end, [0.5], (), study())
+        ruled = judge_trial(cut, end, [0.5], (), study())
         assert (ruled.state, ruled.reason, ruled.values) == (TrialState.PRUNED, cut.reason, ())
-    assert ruling(cut, RunEnd(RunState.SUCCEEDED), [0.5], (), study()).state is TrialState.COMPLETE
+    assert judge_trial(cut, RunEnd(RunState.SUCCEEDED), [0.5], (), study()).state is TrialState.COMPLETE
     asked = trial(0, TrialState.STOPPING, reason="budget")
-    assert ruling(asked, RunEnd(RunState.STOPPED), [0.5], (), study()).reason == "budget"
+    assert judge_trial(asked, RunEnd(RunState.STOPPED), [0.5], (), study()).reason == "budget"
 
 
 def test_a_broken_constraint_makes_a_point_infeasible() -> None:
     spec = study(constraints=Constraints(memory_bytes=100, step_seconds=0.5))
     assert constraint_values(spec, 150, None) == (0.5, 0.0)
     done = trial(0, TrialState.RUNNING), RunEnd(RunState.SUCCEEDED), [1.0]
-    broken, kept, slow = (ruling(*done, excess, spec) for excess in ((0.5, -0.1), (-0.5, -0.1), (-0.5, 0.1)))
+    broken, kept, slow = (judge_trial(*done, excess, spec) for excess in ((0.5, -0.1), (-0.5, -0.1), (-0.5, 0.1)))
     assert (broken.state, kept.state) == (TrialState.INFEASIBLE, TrialState.COMPLETE)
     assert mentions(broken.reason, "memory", "150 B", "100 B")
     assert mentions(slow.reason, "step_time", "0.55 s", "0.5 s")
@@ -180,7 +180,7 @@ def test_trials_that_bring_nothing_better_are_counted_in_a_row(
         for number, value in enumerate(values)
     ]  # fmt: skip
     stopped = trial(len(ended), TrialState.STOPPED, ended_at=9.0)
-    assert fruitless([*ended, stopped], [LOSS], since) == expected
+    assert fruitless_count([*ended, stopped], [LOSS], since) == expected
     move = next_move(study(stop_after=2), [*ended, stopped], Usage(), 1, since=since)
     assert (move.over is not None) is (expected == 2)
 
@@ -189,7 +189,7 @@ def test_a_front_that_grows_is_something_better() -> None:
     objectives = [LOSS, Objective("accuracy", "maximize")]
     values = [(0.5, 0.5), (0.6, 0.6), (0.4, 0.4), (0.5, 0.4)]
     ended = [trial(n, TrialState.COMPLETE, ended_at=float(n), values=pair) for n, pair in enumerate(values)]
-    assert [fruitless(ended[:count], objectives, 0.0) for count in (3, 4)] == [0, 1]
+    assert [fruitless_count(ended[:count], objectives, 0.0) for count in (3, 4)] == [0, 1]
 
 
 def test_trials_of_other_processes_take_nothing_from_the_budget() -> None:
@@ -284,16 +284,16 @@ def test_what_was_cut_short_runs_to_the_end_where_it_is_among_the_best() -> None
     done = [trial(number, TrialState.COMPLETE, values=(value,)) for number, value in enumerate((0.3, 0.5))]
     done += [trial(number, TrialState.PRUNED) for number in (2, 3, 4)]
     reached = {2: 0.4, 3: 0.2, 4: 0.9}
-    assert reruns(study(rerun=2), done, reached) == (3,)
-    assert reruns(study(rerun=3), done, reached) == (3, 2)
-    assert reruns(study(rerun=0), done, reached) == ()
+    assert trials_to_rerun(study(rerun=2), done, reached) == (3,)
+    assert trials_to_rerun(study(rerun=3), done, reached) == (3, 2)
+    assert trials_to_rerun(study(rerun=0), done, reached) == ()
     upwards = study(rerun=2, objectives=(Objective("accuracy", "maximize"),))
-    assert reruns(upwards, done, reached) == (4,)
+    assert trials_to_rerun(upwards, done, reached) == (4,)
     # Once each, and never more than so many.
     again = trial(5, TrialState.COMPLETE, origin="rerun", parent=3, values=(0.8,))
-    assert reruns(study(rerun=2), [*done, again], reached) == (2,)
+    assert trials_to_rerun(study(rerun=2), [*done, again], reached) == (2,)
     third = trial(6, TrialState.COMPLETE, origin="rerun", parent=2)
-    assert reruns(study(rerun=2), [*done, again, third], reached) == ()
+    assert trials_to_rerun(study(rerun=2), [*done, again, third], reached) == ()
 
 
 @table(
@@ -306,7 +306,7 @@ def test_what_was_cut_short_runs_to_the_end_where_it_is_among_the_best() -> None
 def test_a_drawn_or_counted_value_is_one_that_the_dimension_takes(dimension: Dimension) -> None:
     spec = PbtSpec(2, every=5)
     points = [first_point([dimension], 0, number) for number in range(50)]
-    points += [perturbed(point, [dimension], spec, random.Random(number)) for number, point in enumerate(points)]
-    assert all(dimension.holds(point["x"]) and distribution(dimension)._contains(point["x"]) for point in points)
+    points += [perturb(point, [dimension], spec, random.Random(number)) for number, point in enumerate(points)]
+    assert all(dimension.holds(point["x"]) and make_distribution(dimension)._contains(point["x"]) for point in points)
     assert all(map(dimension.holds, (dimension.grid() or ())[:500]))
     assert not any(map(Dimension("n", "int", 0, 8).holds, (math.nan, math.inf, 10**400)))

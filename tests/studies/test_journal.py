@@ -228,7 +228,7 @@ def test_a_python_process_asks_and_tells_beside_gputui(tmp_path: Path) -> None:
     assert ask_outside(tmp_path / JOURNAL_FILE, 0.5, 0.25) == "3"
     journal.sample()
     found = journal.trials()
-    assert list(journal.own()) == [0, 3]
+    assert list(journal.own_notes()) == [0, 3]
     assert [trial.value for trial in found[1:3]] == [0.5, 0.25] and journal.study.best_trial.number == 2
 
 

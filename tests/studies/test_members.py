@@ -14,7 +14,7 @@ from gputui.profiles.resolve import resolve
 from gputui.runs.spec import Phase
 from gputui.store.run_states import RunState
 from gputui.store.studies import StudyState, TrialState, read_rungs
-from gputui.studies.export import LineageError, StudyExportError, lineage, phased_profile
+from gputui.studies.export import LineageError, StudyExportError, lineage_phases, phased_profile
 from gputui.studies.pbt import Exploit
 from gputui.studies.population import pin
 from gputui.studies.process import WITHOUT_DONOR_SECONDS
@@ -200,15 +200,19 @@ def test_a_lineage_goes_through_the_runs_of_the_donors(home: StudyHome) -> None:
     home.work()
     third = home.trial(2).params
     assert (home.trial(2).parent, home.trial(2).generation) == (3, 2)
-    assert lineage(home.connection, home.trials, 2) == [Phase(10, first[0]), Phase(20, second), Phase(None, third)]
-    assert lineage(home.connection, home.trials, 3) == [Phase(10, first[0]), Phase(None, second)]
-    assert lineage(home.connection, home.trials, 1) == [Phase(None, first[1])]
+    assert lineage_phases(home.connection, home.trials, 2) == [
+        Phase(10, first[0]),
+        Phase(20, second),
+        Phase(None, third),
+    ]
+    assert lineage_phases(home.connection, home.trials, 3) == [Phase(10, first[0]), Phase(None, second)]
+    assert lineage_phases(home.connection, home.trials, 1) == [Phase(None, first[1])]
     for trial in home.trials:
         home.end(trial.number, RunState.SUCCEEDED)
     home.work()
     home.ask("rm", home.trial(0).run_id)
     with pytest.raises(LineageError):
-        lineage(home.connection, home.trials, 2)
+        lineage_phases(home.connection, home.trials, 2)
 
 
 def test_a_lineage_is_a_profile_with_phases(tmp_path: Path) -> None:

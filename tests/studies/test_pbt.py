@@ -7,7 +7,7 @@ import random
 from collections.abc import Mapping
 
 from gputui.runs.spec import Scalar
-from gputui.studies.pbt import PopulationMember, due_milestone, exploits, first_point, perturbed
+from gputui.studies.pbt import PopulationMember, choose_exploits, due_milestone, first_point, perturb
 from gputui.studies.spec import Dimension, Objective, PbtSpec
 
 SPACE = (
@@ -33,21 +33,21 @@ def test_a_milestone_is_due_once_the_last_member_has_passed_it() -> None:
 
 def test_the_worst_quarter_goes_on_from_the_best() -> None:
     members = [member(number, float(number)) for number in range(8)]
-    found = exploits(members, 1, SPEC, SPACE, LOSS, 7)
-    assert {exploit.number for exploit in found} == {6, 7} and {exploit.donor for exploit in found} <= {0, 1}
-    assert found == exploits(members, 1, SPEC, SPACE, LOSS, 7)
-    upwards = exploits(members, 1, SPEC, SPACE, Objective("accuracy", "maximize"), 7)
-    assert {exploit.number for exploit in upwards} == {0, 1} and {exploit.donor for exploit in upwards} <= {6, 7}
+    found = choose_exploits(members, 1, SPEC, SPACE, LOSS, 7)
+    assert {one.number for one in found} == {6, 7} and {one.donor for one in found} <= {0, 1}
+    assert found == choose_exploits(members, 1, SPEC, SPACE, LOSS, 7)
+    upwards = choose_exploits(members, 1, SPEC, SPACE, Objective("accuracy", "maximize"), 7)
+    assert {one.number for one in upwards} == {0, 1} and {one.donor for one in upwards} <= {6, 7}
 
 
 def test_what_is_no_number_is_worst_and_gives_nothing() -> None:
     members = [member(0, math.nan), member(1, 0.5), member(2, 0.4, can_give=False), member(3, 0.6)]
-    [found] = exploits(members, 1, SPEC, SPACE, LOSS, 1)
+    [found] = choose_exploits(members, 1, SPEC, SPACE, LOSS, 1)
     assert (found.number, found.donor) == (0, 1)  # the best has no whole checkpoint
-    assert exploits([member._replace(can_give=False) for member in members], 1, SPEC, SPACE, LOSS, 1) == []
-    [found] = exploits([member(0, math.nan), *members[1:2], *members[3:]], 1, SPEC, SPACE, LOSS, 1)
+    assert choose_exploits([one._replace(can_give=False) for one in members], 1, SPEC, SPACE, LOSS, 1) == []
+    [found] = choose_exploits([member(0, math.nan), *members[1:2], *members[3:]], 1, SPEC, SPACE, LOSS, 1)
     assert (found.number, found.donor) == (0, 1)
-    assert exploits([member(0, 0.5), member(1, 0.5)], 1, SPEC, SPACE, LOSS, 1) == []
+    assert choose_exploits([member(0, 0.5), member(1, 0.5)], 1, SPEC, SPACE, LOSS, 1) == []
 
 
 def fits(params: Mapping[str, Scalar]) -> bool:
@@ -59,7 +59,7 @@ def fits(params: Mapping[str, Scalar]) -> bool:
 def test_points_stay_in_the_space() -> None:
     draw = random.Random(3)
     edge: Mapping[str, Scalar] = {"lr": 1e-1, "width": 64, "kind": "c"}
-    assert all(fits(perturbed(edge, SPACE, SPEC, draw)) for _ in range(200))
+    assert all(fits(perturb(edge, SPACE, SPEC, draw)) for _ in range(200))
     assert all(fits(first_point(SPACE, 0, number)) for number in range(50))
     assert first_point(SPACE, 0, 1) == first_point(SPACE, 0, 1) != first_point(SPACE, 0, 2)
 
@@ -67,5 +67,5 @@ def test_points_stay_in_the_space() -> None:
 def test_without_resampling_numbers_are_multiplied() -> None:
     spec = PbtSpec(members=8, every=10, resample=0.0)
     draw = random.Random(1)
-    rates = {perturbed({"lr": 0.01, "width": 32, "kind": "b"}, SPACE, spec, draw)["lr"] for _ in range(50)}
+    rates = {perturb({"lr": 0.01, "width": 32, "kind": "b"}, SPACE, spec, draw)["lr"] for _ in range(50)}
     assert rates == {0.008, 0.012}

@@ -23,7 +23,7 @@ from gputui.store.studies import (
     read_trials,
     study_wall_seconds,
 )
-from gputui.studies.analysis import ranked
+from gputui.studies.analysis import rank_trials
 from gputui.studies.json_shapes import report_shape, show_shape, study_shape
 from gputui.studies.spec import missing_library, study_spec
 from gputui.ui.cli import completers
@@ -333,7 +333,7 @@ def study_row(
     trials = read_trials(connection, study.study_id, at)
     over_count = sum(trial.state.is_over for trial in trials)
     pruned_count = sum(trial.state is TrialState.PRUNED for trial in trials)
-    best = ranked(trials, spec.objectives)
+    best = rank_trials(trials, spec.objectives)
     value = units.UNKNOWN
     if len(spec.objectives) > 1:
         value = f"Pareto front: {units.count_of(len(best), 'trial')}"

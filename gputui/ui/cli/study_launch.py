@@ -189,7 +189,7 @@ def _follow(session: Session, connection: sqlite3.Connection, study_id: str, *, 
 
 
 def _print_end(connection: sqlite3.Connection, study_id: str, *, as_json: bool) -> int:
-    from gputui.studies.analysis import ranked
+    from gputui.studies.analysis import rank_trials
     from gputui.studies.json_shapes import study_shape
     from gputui.studies.spec import study_spec
 
@@ -201,7 +201,7 @@ def _print_end(connection: sqlite3.Connection, study_id: str, *, as_json: bool) 
     else:
         say(f"{study_id} {study.state}: {study.reason}")
         objectives = study_spec(study).objectives
-        for trial in ranked(trials, objectives, most=1):
+        for trial in rank_trials(trials, objectives, most=1):
             title = "best"
             if len(objectives) > 1:
                 title = "Pareto front"

@@ -22,7 +22,7 @@ from gputui.runs.submission import write_spec
 from gputui.store.rows import insert, update
 from gputui.store.studies import StudyState, TrialState, get_study, read_trials
 from gputui.studies import decide, pbt, rows
-from gputui.studies.importances import importances
+from gputui.studies.importances import evaluate_importances
 from gputui.studies.rungs import pruning_reason
 from gputui.studies.spec import Objective, StudySpec
 from gputui.studies.study_file import load_study
@@ -99,7 +99,7 @@ def play_study(past: DemoPast, file: Path) -> Iterator[float]:
         assert study is not None
         cause = f"its {len(curves)} trials have ended"
         rows.move_study(connection, study, StudyState.FINISHED, cause=cause, actor=f"study {study_id}", now=past.at)
-        rows.set_importances(connection, study_id, importances(read_trials(connection, study_id), spec))
+        rows.set_importances(connection, study_id, evaluate_importances(read_trials(connection, study_id), spec))
     yield from ()
 
 

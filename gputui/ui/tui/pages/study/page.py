@@ -13,7 +13,7 @@ from gputui.core.text import clean
 from gputui.core.yaml_forms.document import plain_value
 from gputui.metrics.draw.parts import Line, Span
 from gputui.runs.command import assignments, format_value
-from gputui.studies.analysis import ranked
+from gputui.studies.analysis import rank_trials
 from gputui.ui.tui.actions import Context, Scope
 from gputui.ui.tui.dialogs.questions import FormScreen
 from gputui.ui.tui.layout.columns import join_blocks
@@ -202,5 +202,5 @@ class StudyScreen(ListingPage[view.TrialRow]):
         page = self.study
         run = self.run_in_question
         assert page is not None and run is not None
-        best = [trial.run_id for trial in ranked(page.trials, page.spec.objectives) if trial.run_id is not None]
+        best = [trial.run_id for trial in rank_trials(page.trials, page.spec.objectives) if trial.run_id is not None]
         self.shell.compare(run, tuple(dict.fromkeys([run.run_id, *best]))[:COMPARED])

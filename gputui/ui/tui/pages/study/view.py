@@ -19,7 +19,7 @@ from gputui.metrics.draw.parts import Chart, Line, Span
 from gputui.store.metrics.roles import LOSS
 from gputui.store.studies import StudyState, TrialRecord, TrialState
 from gputui.studies import pictures
-from gputui.studies.analysis import best_trial, by_objective, ranked
+from gputui.studies.analysis import best_trial, rank_trials, split_by_objective
 from gputui.studies.spec import StudySpec
 from gputui.ui.tui.layout.charts import SHAPES
 from gputui.ui.tui.layout.columns import (
@@ -114,7 +114,7 @@ def trial_sign(trial: TrialRecord, run: RunRow | None) -> Sign:
 def trial_rows(page: StudyPage, state: TrialList, runs: Mapping[str, RunRow]) -> list[TrialRow]:
     """The filtered and sorted trials, with their ``runs`` by id."""
     objective = page.spec.objectives[0]
-    best = {trial.number for trial in ranked(page.trials, page.spec.objectives, most=1)}
+    best = {trial.number for trial in rank_trials(page.trials, page.spec.objectives, most=1)}
     farthest = max((value.rung for values in page.rungs.values() for value in values), default=0)
     rows = []
     for trial in filter_rows(page.trials, state.filter_text, _search_text):
@@ -170,7 +170,7 @@ def _columns(page: StudyPage, rows: Sequence[TrialRow]) -> list[Column[TrialRow]
     if spec.pruner.kind != "none" or spec.pbt is not None:
         rungs = {trial.number: count(trial.rung) for trial in trials}
         columns.append(_column("rung", rungs, lambda row: "dim", importance=4))
-    for objective, valued in by_objective(trials, spec.objectives)[1:]:
+    for objective, valued in split_by_objective(trials, spec.objectives)[1:]:
         texts = {trial.number: metric_value(trial.value) for trial in valued}
         columns.append(_column(metric_title(objective.metric), texts, of_value))
     for number, name in enumerate(spec.tuned):
@@ -309,7 +309,7 @@ def _results(page: StudyPage, row: StudyRow, runs: Mapping[str, RunRow]) -> list
     signs = Counter(trial_sign(trial, runs.get(trial.run_id or "")) for trial in page.trials)
     parts: list[list[Span]] = [[(f" {trials_done(row)}", "text")]]
     if len(objectives) > 1:
-        parts.append([(f" · Pareto front: {count_of(len(ranked(page.trials, objectives)), 'trial')}", "dim")])
+        parts.append([(f" · Pareto front: {count_of(len(rank_trials(page.trials, objectives)), 'trial')}", "dim")])
     elif (best := best_trial(page.trials, objectives)) is not None:
         parts.append([(" · best ", "dim"), (metric_value(best.value), "accent"), (f" trial {best.number}", "dim")])
     for sign in dict.fromkeys([*RUN_SIGNS.values(), *TRIAL_SIGNS.values()]):
@@ -419,25 +419,25 @@ def _pictures(page: StudyPage, view: View, cursor: TrialRecord | None) -> Iterat
     objectives = page.spec.objectives
     at: float | None = None
     if view == "curves":
-        yield _with_end_names(pictures.curves(trials, rungs, page.spec)), None, "no trial passed a rung yet"
+        yield _with_end_names(pictures.draw_curves(trials, rungs, page.spec)), None, "no trial passed a rung yet"
     elif view == "front":
         if cursor is not None and cursor.values:
             at = cursor.values[0]
-        yield pictures.front(trials, objectives, DOT_HEIGHT), at, "no complete trial yet"
+        yield pictures.draw_front(trials, objectives, DOT_HEIGHT), at, "no complete trial yet"
     elif view == "values":
         if cursor is not None:
-            at = pictures.ended_places(trials).get(cursor.number)
-        for objective, valued in by_objective(trials, objectives):
-            chart = pictures.values_by_trial(valued, rungs, objective, DOT_HEIGHT)
-            yield chart, at, "no trial has a value yet"
+            at = pictures.end_positions(trials).get(cursor.number)
+        for objective, valued in split_by_objective(trials, objectives):
+            drawing = pictures.draw_values(valued, rungs, objective, DOT_HEIGHT)
+            yield drawing, at, "no trial has a value yet"
     else:
-        for objective, valued in by_objective(trials, objectives):
+        for objective, valued in split_by_objective(trials, objectives):
             shares = {importance.name: importance.share for importance in page.study.importances_for(objective.metric)}
             for dimension in sorted(page.spec.space, key=lambda dimension: -shares.get(dimension.name, 0.0)):
                 if cursor is not None:
                     at = pictures.axis_position(dimension, cursor)
-                chart = pictures.over_parameter(valued, rungs, dimension, objective, DOT_HEIGHT)
-                yield chart, at, "no complete trial yet"
+                drawing = pictures.draw_over_parameter(valued, rungs, dimension, objective, DOT_HEIGHT)
+                yield drawing, at, "no complete trial yet"
 
 
 def _importance(page: StudyPage, width: int) -> list[Line]:
