@@ -68,11 +68,9 @@ def launch(request: CommandRequest) -> Result:
         raise RefusedError(f"cannot make the run's folder: {error}; free some disk space") from error
     repository.insert_run(
         connection,
-        run_id=run_id,
-        sequence=sequence,
-        name=name,
-        spec=redact_spec(spec),
-        params=redact_params(spec.params),
+        repository.NewRun(
+            run_id=run_id, sequence=sequence, name=name, spec=redact_spec(spec), params=redact_params(spec.params)
+        ),
         now=context.now(),
         actor=request.actor,
     )

@@ -23,10 +23,17 @@ from gputui.recovery.kinds import SHARED_OOM
 from gputui.runs import repository
 from gputui.runs.executors.base import Executor, ExecutorGoneError
 from gputui.runs.gpu_locks import GpuHeldError, GpuLocks, HeldLocks
-from gputui.runs.scheduler import GpuAvailability, Start, Wait, gpus_wanted, schedule, shares_by_fraction
+from gputui.runs.scheduler import (
+    GpuAvailability,
+    Start,
+    Wait,
+    gpus_wanted,
+    read_waiting_runs,
+    schedule,
+    shares_by_fraction,
+)
 from gputui.runs.stored_spec import spec_of
 from gputui.runs.submission import SPEC_FILE
-from gputui.runs.waiting_runs import read_waiting_runs
 from gputui.store.attempts import Attempt
 from gputui.store.gpu_use import study_peaks
 from gputui.store.hardware import set_locks
@@ -83,14 +90,12 @@ class Admission:
         if not waiting.runs:
             return True
         outcomes = schedule(
-            waiting.runs,
+            waiting,
             self.availability(),
-            paused=waiting.is_paused,
             # More on small machines, because such runs often wait for a disk or a network.
             cpu_limit=max(len(os.sched_getaffinity(0)), LEAST_CPU_RANKS),
             cpu_running=repository.cpu_ranks(connection),
             places_gpus=lambda run: context.executors.of(spec_of(run).target).places_gpus,
-            not_yet=lambda run: waiting.not_yet.get(run.run_id),
             share_of=partial(self._share_of, {}),
         )
         lacking_gpus = self._runs_lacking_gpus(outcomes)

@@ -211,7 +211,7 @@ def attempts_to_resume(connection: Connection, workspace: Workspace, run: Run) -
     """The attempts whose checkpoints the next attempt may resume from, if only its target sees the
     checkpoints; none if it begins from the start or from a named checkpoint.
 
-    See `gputui.runs.executors.remote_checkpoints.resumed`.
+    See `gputui.runs.executors.remote_checkpoints.resume_plan`.
     """
     if run.resume_from is not None:
         return []

@@ -111,7 +111,6 @@ def _write_folder(context: AgentContext, start: Start, grant: Grant) -> _Prepare
     build = partial(
         build_launch,
         spec,
-        run_id=run.run_id,
         run_dir=str(run_dir),
         attempt=number,
         params=restore(run.params, spec.params),

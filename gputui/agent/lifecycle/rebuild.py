@@ -205,11 +205,9 @@ def _insert_run(context: AgentContext, folder: Path, spec: RunSpec, attempts: Se
     (highest,) = connection.execute("SELECT coalesce(max(sequence), 0) FROM runs").fetchone()
     repository.insert_run(
         connection,
-        run_id=run_id,
-        sequence=highest + 1,
-        name=run_id.rsplit("-", 1)[0],
-        spec=redact_spec(spec),
-        params=params,
+        repository.NewRun(
+            run_id=run_id, sequence=highest + 1, name=run_id.rsplit("-", 1)[0], spec=redact_spec(spec), params=params
+        ),
         now=created_at,
         actor="agent",
         cause=cause,

@@ -25,9 +25,9 @@ from gputui.agent.lifecycle.admission import Admission
 from gputui.agent.lifecycle.attempt_end import end_attempt, machine_context
 from gputui.agent.lifecycle.checkpoint_retention import CheckpointRetention
 from gputui.agent.lifecycle.checkpoint_survey import CheckpointSurveys
-from gputui.agent.lifecycle.execution import finish_postmortem
 from gputui.agent.lifecycle.gpus import GpuHolds, UsedGpus
 from gputui.agent.lifecycle.live_attempt import LiveAttempt, Postmortem, Serving, Sweeping
+from gputui.agent.lifecycle.postmortem import finish_postmortem
 from gputui.agent.lifecycle.run_files import attempt_dir, resolved_run
 from gputui.agent.lifecycle.source_search import SourceSearches
 from gputui.agent.lifecycle.start_conditions import RecoveryWaits

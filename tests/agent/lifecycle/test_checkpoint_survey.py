@@ -18,8 +18,8 @@ from msgspec.structs import replace
 from gputui.agent.agent_lock import AgentLock
 from gputui.agent.lifecycle import checkpoint_survey
 from gputui.agent.lifecycle.checkpoint_survey import TWO_HOMES, scan, search_now
-from gputui.agent.lifecycle.execution import examine
 from gputui.agent.lifecycle.live_attempt import PostmortemTask
+from gputui.agent.lifecycle.postmortem import examine
 from gputui.agent.lifecycle.run_files import ResolvedRun
 from gputui.agent.lifecycle.start_conditions import check_before_start
 from gputui.core.config import Workspace, locate

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gputui.agent.lifecycle.execution import count_from_start, examine
 from gputui.agent.lifecycle.live_attempt import PostmortemTask
+from gputui.agent.lifecycle.postmortem import count_from_start, examine
 from gputui.agent.lifecycle.run_files import ResolvedRun
 from gputui.core.redaction import Redactor
 from gputui.core.secret_patterns import REDACTED

@@ -15,9 +15,10 @@ from msgspec.structs import replace
 
 from gputui.agent.context import AgentContext
 from gputui.agent.error_barrier import RUN_REST_SECONDS
-from gputui.agent.lifecycle import checkpoint_survey, execution
-from gputui.agent.lifecycle.execution import EXAMINE_SECONDS, LATE_SECONDS
+from gputui.agent.lifecycle import checkpoint_survey, execution, postmortem
+from gputui.agent.lifecycle.execution import LATE_SECONDS
 from gputui.agent.lifecycle.live_attempt import LiveAttempt, Postmortem, Sweeping
+from gputui.agent.lifecycle.postmortem import EXAMINE_SECONDS
 from gputui.agent.lifecycle.run_files import ResolvedRun
 from gputui.agent.lifecycle.supervisor import Supervisor
 from gputui.core.config import Workspace
@@ -175,16 +176,16 @@ def test_a_run_ends_whatever_its_logs_hold(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its end is then concluded from its exit alone."""
-    real = execution.collect
+    real = postmortem.collect
 
     def collect(folder: Path, **others: object) -> Evidence:
         if folder.name != "unread":
             raise TypeError("an odd line")
         return real(folder, **others)
 
-    monkeypatch.setattr(execution, "collect", collect)
-    end_one(supervisor, add_run(connection, workspace=workspace), code=3)
-    wait_until(lambda: supervisor.notice_ends() or not supervisor.attempts, what="the end")
+    monkeypatch.setattr(postmortem, "collect", collect)
+    end_one(made, add_run(connection, workspace=workspace), code=3)
+    wait_until(lambda: made.notice_ends() or not made.attempts, what="the end")
     assert connection.execute("SELECT kind FROM incidents").fetchall() == [("nonzero_exit",)]
 
 

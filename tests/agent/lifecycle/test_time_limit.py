@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from gputui.runs import repository
 from gputui.runs.repository import transaction
-from gputui.runs.waiting_runs import why_not_yet
+from gputui.runs.scheduler import why_not_yet
 from gputui.store.attempts import seconds_since_asked
 from gputui.store.rows import insert, update
 from gputui.store.run_states import RunState
