@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from gputui.core.errors import ExplainedError
 from gputui.core.redaction import Redactor
 from gputui.runs.command import build_launch
-from gputui.runs.executors.mirror import moved
+from gputui.runs.executors.mirror import with_remote_paths
 from gputui.runs.launchers.base import ANY_PORT, Placement
 from gputui.runs.redaction import secrets_of
 from gputui.runs.spec import RunSpec
@@ -31,11 +31,14 @@ class PortableJob(Struct, frozen=True):
     """A job that runs in the folder of the code.
 
     Attributes:
-        name: valid in DNS, which most systems require; volume: the name of the volume mounted at
-            RUNS.
-        script: lines of a POSIX shell; env: variables without secrets; secrets: names of variables
-            with secrets.
-        workdir: the local folder of the code; gpu_type and image: those requested, if any.
+        name: valid in DNS, which most systems require.
+        volume: the name of the volume mounted at RUNS.
+        script: lines of a POSIX shell.
+        env: variables without secrets.
+        secrets: names of variables with secrets.
+        workdir: the local folder of the code.
+        gpus: how many.
+        gpu_type, image: those requested, if any.
     """
 
     name: str
@@ -74,10 +77,10 @@ def job_of(spec: RunSpec, *, image: str | None, gpu_type: str | None) -> Portabl
     name = re.sub(r"[^a-z0-9-]+", "-", spec.name.lower()).strip("-")[:40] or "run"
     run_dir = f"{RUNS}/{name}"
     launch = build_launch(
-        replace(spec, python="python"), run_id=name, run_dir=run_dir, attempt=1, params=spec.params,
+        replace(spec, python="python"), run_dir=run_dir, attempt=1, params=spec.params,
         placement=Placement.here((), spec.nproc, ANY_PORT), checkpoint=None,
     )  # fmt: skip
-    plan: dict[str, Any] = moved({"argv": list(launch.argv), "env": launch.env}, {spec.workdir: "."})
+    plan: dict[str, Any] = with_remote_paths({"argv": list(launch.argv), "env": launch.env}, {spec.workdir: "."})
     redactor = Redactor(secrets_of(spec))
     if redactor.argv(plan["argv"]) != tuple(plan["argv"]):
         raise ManifestError("a secret is on the command line; put it into env: of the profile, so that it is left out")

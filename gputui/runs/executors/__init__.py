@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Executors:
-    """The executors of one process, each made once. ``ready`` has some, by kind."""
+    """The executors of one process, each made once; ``ready`` has some, by kind."""
 
     def __init__(self, ready: Mapping[str, Executor] | None = None) -> None:
         self._made = dict(ready or {})
@@ -33,10 +33,10 @@ class Executors:
 
 
 def hides_checkpoints(spec: RunSpec) -> bool:
-    """True if only the run's target sees its checkpoints."""
+    """Return whether only the run's target sees its checkpoints."""
     return spec.target is not None and not Executors().of(spec.target).sees_checkpoints(spec.target)
 
 
 def chooses_start(spec: RunSpec | None) -> bool:
-    """True if only the run's target sees its checkpoints, and so chooses the one to resume from."""
+    """Return whether only the run's target sees its checkpoints, and so chooses the one to resume from."""
     return spec is not None and spec.checkpoints is not None and hides_checkpoints(spec)

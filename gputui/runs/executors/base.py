@@ -53,7 +53,7 @@ class Executor(ABC):
         return Placement.here((), spec.nproc, ANY_PORT)
 
     def sees_checkpoints(self, target: Mapping[str, Any]) -> bool:
-        """True if a run's checkpoints are on this machine under the same path."""
+        """Return whether a run's checkpoints are on this machine under the same path."""
         return True
 
     def clear(self, folder: Path, target: Mapping[str, Any]) -> None:  # noqa: B027 - most have nothing elsewhere
@@ -128,7 +128,7 @@ class RunnerExecutor(Executor):
     def command_comments(self, spec: RunSpec, launch: Launch) -> list[str]:
         """Comment lines with the command that the script runs in the end, and the paths that are
         other ones there; RUN is the run's folder on the target."""
-        from gputui.runs.executors.mirror import moved
+        from gputui.runs.executors.mirror import with_remote_paths
         from gputui.runs.executors.remote_runner import python_of
 
         plan = self.preview_plan(spec, launch)
@@ -138,7 +138,7 @@ class RunnerExecutor(Executor):
             paths = {run_dir: "RUN"}
             if not PurePath(launch.cwd).is_relative_to(run_dir):
                 paths[launch.cwd] = "RUN/code"
-        remote_plan = moved({"argv": list(launch.argv), "cwd": launch.cwd}, paths, python_of(plan))
+        remote_plan = with_remote_paths({"argv": list(launch.argv), "cwd": launch.cwd}, paths, python_of(plan))
         lines = [f"# It runs {shlex.join(remote_plan['argv'])}", f"# in {remote_plan['cwd']}"]
         return lines + [f"# {here} is {remote_path} there" for here, remote_path in paths.items()]
 

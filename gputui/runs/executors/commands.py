@@ -57,14 +57,20 @@ def client_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 class TargetShell:
-    """Runs the target's commands on this machine, with ``environment``; None is `client_environment`
-    of this process."""
+    """Runs the target's commands on this machine.
+
+    ``environment`` are their variables; None is `client_environment` of this process.
+    """
 
     environment: Mapping[str, str] | None = None
 
     def call(self, argv: Sequence[str], input_text: str = "", seconds: float = CALL_SECONDS) -> CommandResult:
-        """Run a command with ``input_text`` as its input. Raises UnreachableError if it times out
-        or cannot be run: MissingProgramError if it does not exist."""
+        """Run a command with ``input_text`` as its input.
+
+        Raises:
+            MissingProgramError: it does not exist.
+            UnreachableError: it cannot be run, or times out.
+        """
         environment = self.environment
         if environment is None:
             environment = client_environment(os.environ)

@@ -28,8 +28,11 @@ RECORDS = ("started.json", "exit.json", "claim", remote.RESUMED)
 
 
 class MirrorRunner(RemoteRunner):
-    """A runner that copies the target's files. A file's offset on the target is the length of its
-    copy, less the length that the copy had when the file was last truncated there."""
+    """A runner that copies the target's files.
+
+    A file's offset on the target is the length of its copy, less the length that the copy had when the file was last
+    truncated there.
+    """
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -54,7 +57,7 @@ class MirrorRunner(RemoteRunner):
     def code_files(self, workdir: Path) -> list[str]:
         """The files of the working directory to send: those of git, and the target's ``files``.
         Raises TargetRefusalError."""
-        names = known_files(workdir)
+        names = sent_files(workdir)
         if names is None:
             raise TargetRefusalError(f"{workdir} is no git checkout, so that what to copy is not known")
         for name in self.target.get("files", ()):
@@ -68,7 +71,7 @@ class MirrorRunner(RemoteRunner):
     def plan_there(self, run_dir: str, code: str) -> dict[str, Any]:
         """attempt.json with the target's paths."""
         paths = {str(self.run_dir): run_dir} | ({} if self.workdir is None else {str(self.workdir): code})
-        return {**moved(self.plan, paths, python_of(self.plan)), "mirrored": self.metrics_globs()}
+        return {**with_remote_paths(self.plan, paths, python_of(self.plan)), "mirrored": self.metrics_globs()}
 
     def known(self) -> dict[str, int]:
         """The number of bytes copied of each file as it is on the target now."""
@@ -82,8 +85,14 @@ class MirrorRunner(RemoteRunner):
         return (path.stat().st_size if path.exists() else 0) - int(self.shifts.get(name, {}).get("base", 0))
 
     def apply(self, grown: Mapping[str, Mapping[str, Any]], whole: Mapping[str, str]) -> None:
-        """Append the data of one report that is not copied yet. A file that was truncated on the
-        target (``cut`` counts how often) is copied from its new beginning."""
+        """Append the data of one report that is not copied yet.
+
+        A file that was truncated on the target is copied from its new beginning.
+
+        Args:
+            grown: the new data of each growing file; ``cut`` counts how often it was truncated.
+            whole: the small records of the attempt.
+        """
         for name, part in grown.items():
             path = self.run_dir / name
             if not path.resolve().is_relative_to(self.run_dir.resolve()):
@@ -109,13 +118,12 @@ class MirrorRunner(RemoteRunner):
 
     def metrics_globs(self) -> list[str]:
         """The globs of metrics files below the run's folder, relative to it."""
-        below = [Path(path) for path in self.plan["metrics"]]
-        return [str(path.relative_to(self.run_dir)) for path in below if path.is_relative_to(self.run_dir)]
+        paths = [Path(path) for path in self.plan["metrics"]]
+        return [str(path.relative_to(self.run_dir)) for path in paths if path.is_relative_to(self.run_dir)]
 
 
-def known_files(workdir: Path) -> list[str] | None:
-    """The tracked files of a folder and the untracked ones that git does not ignore; None if it is
-    in no checkout."""
+def sent_files(workdir: Path) -> list[str] | None:
+    """The tracked files of a folder and the untracked ones that git does not ignore; None if it is in no checkout."""
     try:
         done = subprocess.run(
             ["git", "-C", str(workdir), "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
@@ -128,9 +136,11 @@ def known_files(workdir: Path) -> list[str] | None:
     return [name for name in done.stdout.split("\0") if name and (workdir / name).is_file()]
 
 
-def moved(plan: Mapping[str, Any], paths: Mapping[str, str], python: str | None = None) -> dict[str, Any]:
-    """The plan with local paths replaced by the target's, wherever a path may begin in a word. The
-    interpreter ``python`` stays: its environment is not sent."""
+def with_remote_paths(plan: Mapping[str, Any], paths: Mapping[str, str], python: str | None = None) -> dict[str, Any]:
+    """Replace local paths in a plan by the target's, wherever a path may begin in a word.
+
+    The interpreter ``python`` stays: its environment is not sent.
+    """
     longest = sorted(paths, key=len, reverse=True)
 
     def word(text: str) -> str:

@@ -39,7 +39,14 @@ PathInside = Annotated[Line, matching(r"(?!/)(?!(.*/)?\.\.(/|$)).*", "a path bel
 
 
 class TargetOptions(Model):
-    """Options of a target; unknown keys and other types are errors."""
+    """Options of a target; unknown keys and other types are errors.
+
+    Attributes:
+        kind: chooses the class.
+        python, setup: of the training environment there.
+        folder, files: where runs lie there, and what is sent.
+        poll: seconds between requests.
+    """
 
     kind: str
     python: Program | None = Field(
@@ -78,8 +85,13 @@ def sbatch_memory(text: str) -> str:
 
 
 class SlurmOptions(TargetOptions):
-    """The job's demands on the cluster, by sbatch's own names where it has one; ``folder`` and
-    ``files`` are for a cluster that is reached through ``host``."""
+    """The job's demands on the cluster, by sbatch's own names where it has one.
+
+    Attributes:
+        host, config: for a cluster that is reached by SSH, as are ``folder`` and ``files``.
+        time, memory: also in gputui's own forms.
+        warn: seconds before the limit.
+    """
 
     kind: Literal["slurm"]
     host: Host | None = Field(None, description="login node to reach by SSH; this machine if left out")
@@ -120,7 +132,13 @@ _ADDRESS = matching(r"https?://[A-Za-z0-9_.\-\[\]:]+(/[A-Za-z0-9_./~-]*)?", "an 
 
 
 class RayOptions(TargetOptions):
-    """The cluster's address, the resources to request, and the folder of files."""
+    """The connection to the cluster, and the job's demands on it.
+
+    Attributes:
+        address, token_file: of the dashboard.
+        shared: nothing is copied.
+        cpus, memory_bytes, resources: of the job.
+    """
 
     kind: Literal["ray"]
     address: Annotated[str, _ADDRESS] = Field(description="dashboard, such as http://head:8265")

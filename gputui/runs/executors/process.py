@@ -65,11 +65,12 @@ def start(executor: Executor, run_dir: Path, attempt: int, locks: Sequence[int] 
 
 
 def find(executor: Executor, run_dir: Path, attempt: int) -> ProcessIdentity | None:
-    """The living process of an attempt whose agent died before storing it, or whose database was
-    lost: named by started.json, else with the attempt's folder and a program of this name in its
-    arguments."""
+    """The living process of an attempt whose agent died before storing it, or whose database was lost.
+
+    It is named by started.json, else has the attempt's folder and a program of this name in its arguments.
+    """
     folder = run_dir / "attempts" / str(attempt)
-    recorded = named_in(folder)
+    recorded = recorded_identity(folder)
     if recorded is not None and serves(recorded, folder):
         return recorded
     name = os.fsencode(executor.file_name)
@@ -84,13 +85,13 @@ def find(executor: Executor, run_dir: Path, attempt: int) -> ProcessIdentity | N
 
 
 def serves(identity: ProcessIdentity, folder: Path) -> bool:
-    """True if the process lives; one of another PID namespace does while it holds the lock."""
+    """Return whether a process lives; one of another PID namespace does while it holds the lock."""
     if is_elsewhere(identity):
         return is_held(folder / "attempt.lock")
     return is_alive(identity)
 
 
-def named_in(folder: Path) -> ProcessIdentity | None:
+def recorded_identity(folder: Path) -> ProcessIdentity | None:
     """The process that started.json names, alive or not; None without a valid record."""
     try:
         started = read_foreign_json(folder / "started.json")
@@ -100,14 +101,20 @@ def named_in(folder: Path) -> ProcessIdentity | None:
 
 
 def is_of_former_boot(attempt: Attempt, folder: Path) -> bool:
-    """True if the machine was rebooted since the attempt began."""
-    process = attempt.executor or named_in(folder)
+    """Return whether the machine was rebooted since the attempt began."""
+    process = attempt.executor or recorded_identity(folder)
     return process is not None and not is_of_this_boot(process[-1])
 
 
 @dataclass(slots=True)
 class ExecutorProcess:
-    """The process that runs the attempt in ``folder``; None if it could not be started."""
+    """The process that runs an attempt.
+
+    Attributes:
+        identity: None if it could not be started.
+        folder: the attempt's.
+        kind: the executor.
+    """
 
     identity: ProcessIdentity | None
     folder: Path

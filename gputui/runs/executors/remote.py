@@ -9,7 +9,7 @@ remote.pyz body FOLDER CLAIM [REQUEUE-COMMAND ...]
     nearly over: the command is asked to save and end, then the requeue command is run. SIGTERM asks
     it to end, SIGUSR2 ends it at once.
 remote.pyz stream FOLDER CLAIM
-    Lay the files beside the zipapp into FOLDER (…/attempts/<n>/remote, from the home directory unless
+    Copy the files beside the zipapp into FOLDER (…/attempts/<n>/remote, from the home directory unless
     absolute), serve the attempt there, and print what its files grow by, each report in one line
     with its checksum.
 remote.pyz report FOLDER
@@ -36,7 +36,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gputui.runs.executors.remote_checkpoints import resumed
+from gputui.runs.executors.remote_checkpoints import resume_plan
 from gputui.runs.shim import read_record, write_record
 
 if TYPE_CHECKING:
@@ -94,11 +94,19 @@ def served_by(folder: Path) -> int | None:
 
 
 def report(folder: Path, request: dict[str, Any], most_bytes: int = CHUNK_BYTES) -> dict[str, Any]:
-    """The state of an attempt: ``grown`` has the data of each growing file after its ``known``
-    bytes, as base64, at most ``most_bytes`` of each; ``whole`` the small records of the attempt.
-    ``metrics`` are globs of more growing files; ``is_partial``: not all of these was sent. A file
-    shorter than its known bytes was truncated, which adds one to its ``cuts``, and is sent from its
-    beginning."""
+    """Read the state of an attempt, and what its files grew by.
+
+    A file shorter than its known bytes was truncated, which adds one to its cuts, and is sent from its beginning.
+
+    Args:
+        request: ``known`` has the bytes that are known of each growing file, ``cuts`` how often each was truncated,
+            ``metrics`` globs of further growing files.
+        most_bytes: of one file.
+
+    Returns:
+        ``grown`` has the new data of each growing file, as base64, ``whole`` the small records of the attempt;
+        ``is_partial``: not all of the metrics was sent.
+    """
     run_dir = folder.parents[2]
     metrics = [path for glob in request["metrics"] for path in run_dir.glob(glob) if path.is_file()]
     logs = [path for path in (folder.parent / "nodes").rglob("*.log") if path.is_file()]
@@ -165,7 +173,7 @@ def with_texts(value: Any, change: Callable[[str], str]) -> Any:
     return value
 
 
-def settle(sent: Path, folder: Path) -> dict[str, Any]:
+def copy_sent(sent: Path, folder: Path) -> dict[str, Any]:
     """Copy the files that were ``sent`` to an attempt's folder, with this machine's paths in
     attempt.json. Returns its plan."""
     run_dir = folder.parents[2]
@@ -181,9 +189,8 @@ def settle(sent: Path, folder: Path) -> dict[str, Any]:
 
 
 def stream(folder: Path, claim: str) -> int:
-    """Run the attempt, and print the data that its files grow by until it ends. Returns its exit
-    code."""
-    plan = settle(Path(sys.argv[0]).resolve().parent, folder)
+    """Run the attempt, and print the data that its files grow by until it ends; return its exit code."""
+    plan = copy_sent(Path(sys.argv[0]).resolve().parent, folder)
     # The end of a job signals all its processes; this one must still print what the others do about
     # it.
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -221,8 +228,14 @@ def stream(folder: Path, claim: str) -> int:
 
 
 class Sent:
-    """The state of a stream: so many bytes of each growing file, since so many cuts of it, and the
-    small records."""
+    """What a stream has sent.
+
+    Attributes:
+        known: so many bytes of each growing file.
+        cuts: how often each was truncated.
+        whole: the small records.
+        lines: how many.
+    """
 
     def __init__(self) -> None:
         self.known: dict[str, int] = {}
@@ -254,10 +267,10 @@ class Body:
         self.shim: subprocess.Popen[bytes] | Lead | None = None
 
     def run(self) -> int:
-        signal.signal(signal.SIGUSR1, self.warned)
+        signal.signal(signal.SIGUSR1, self.note_warning)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2):
-            signal.signal(number, self.passed_on)
-        if not self.is_ours():
+            signal.signal(number, self.pass_on)
+        if not self.claim_attempt():
             print(f"another job serves this attempt; {self.claim} ends", flush=True)  # noqa: T201
             return 0
         if (self.folder / OVER).exists():
@@ -273,12 +286,12 @@ class Body:
             plan = read_record(self.folder / "attempt.json") or {}
             if plan.get("lineage"):
                 # Only this machine sees the checkpoints.
-                plan = resumed(plan, self.folder, plan["lineage"])
+                plan = resume_plan(plan, self.folder, plan["lineage"])
                 write_record(self.folder / "attempt.json", plan)
                 write_record(self.folder / RESUMED, {"path": plan["resume_from"]})
         if self.is_warned:
             # Its limit is near, and nothing has begun.
-            if self.is_requeued():
+            if self.requeue_job():
                 return 0
             return 1
         return self.serve()
@@ -295,13 +308,13 @@ class Body:
         ended = read_record(self.folder / "exit.json")
         if ended is None:
             return 1
-        if self.is_warned and ended.get("stop_requested") and not self.is_requeued():
+        if self.is_warned and ended.get("stop_requested") and not self.requeue_job():
             write_record(self.folder / "exit.json", {**ended, "ended_by": "time_limit"})
             return 1
         return code_of(ended)
 
-    def is_ours(self) -> bool:
-        """Claim the attempt; True if this job, possibly requeued, is the first that began it."""
+    def claim_attempt(self) -> bool:
+        """Claim the attempt; return whether this job, possibly requeued, is the first that began it."""
         path = self.folder / "claim"
         try:
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -327,13 +340,13 @@ class Body:
         plan = read_record(self.folder / "attempt.json")
         if plan is not None:
             attempts = [{"attempt": plan["attempt"], "until": None, "failed": False}]
-            write_record(self.folder / "attempt.json", resumed(plan, self.folder, attempts))
+            write_record(self.folder / "attempt.json", resume_plan(plan, self.folder, attempts))
         for name in ("exit.json", "started.json", "exit.json.tmp"):
             with contextlib.suppress(OSError):
                 (self.folder / name).unlink()
 
-    def is_requeued(self) -> bool:
-        """Requeue the job; True if the scheduler did, and so ends this process."""
+    def requeue_job(self) -> bool:
+        """Requeue the job; return whether the scheduler did, and so ends this process."""
         if not self.requeue:
             return False
         # Nothing is left to do at the end of the job, which would otherwise hold its node for
@@ -349,12 +362,12 @@ class Body:
             time.sleep(REQUEUE_SECONDS)
         return done.returncode == 0
 
-    def warned(self, *_: object) -> None:
+    def note_warning(self, *_: object) -> None:
         self.is_warned = True
         if self.shim is not None:
-            self.passed_on(signal.SIGTERM)
+            self.pass_on(signal.SIGTERM)
 
-    def passed_on(self, number: int, *_: object) -> None:
+    def pass_on(self, number: int, *_: object) -> None:
         if self.shim is None:
             sys.exit(128 + number)
         if self.shim.poll() is None:

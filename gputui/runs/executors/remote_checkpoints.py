@@ -2,7 +2,7 @@
 only, for any Python from 3.9 on: part of remote.pyz.
 
 `runs.checkpoint_formats` judges on both sides whether a checkpoint is whole. Which attempt wrote it
-is told by the ledger where the agent sees the folder, and here by file times. Read first: `resumed`.
+is told by the ledger where the agent sees the folder, and here by file times. Read first: `resume_plan`.
 """
 
 from __future__ import annotations
@@ -26,27 +26,34 @@ Period = tuple[float, float]
 
 
 class WritePeriods(NamedTuple):
-    """Periods in which the attempts of a lineage, and other runs of this user, could write to its
-    checkpoint folder; and how many attempts resumed from a checkpoint (by path) and failed before a
-    step."""
+    """The periods in which files could be written to a checkpoint folder.
+
+    Attributes:
+        lineage: by the attempts of the lineage.
+        others: by other runs of this user.
+        failures: how many attempts resumed from a checkpoint and failed before a step, by its path.
+    """
 
     lineage: list[Period]
     others: list[Period]
     failures: Counter[str]
 
     def are_own(self, at: float) -> bool:
-        """True if an attempt of the lineage could write at a time, and no other run."""
-        mine, others = (any(begun <= at <= end for begun, end in spans) for spans in (self.lineage, self.others))
-        return mine and not others
+        """Return whether an attempt of the lineage could write at a time, and no other run."""
+        is_of_lineage = any(begun <= at <= end for begun, end in self.lineage)
+        return is_of_lineage and not any(begun <= at <= end for begun, end in self.others)
 
 
-def resumed(plan: dict[str, Any], folder: Path, lineage: list[dict[str, Any]]) -> dict[str, Any]:
-    """The plan of the attempt in ``folder``, resumed from the newest checkpoint of its lineage, else
-    from the one that a person chose; unchanged if there is neither.
+def resume_plan(plan: dict[str, Any], folder: Path, lineage: list[dict[str, Any]]) -> dict[str, Any]:
+    """Resume the plan of the attempt in ``folder`` from the newest checkpoint of its lineage, else from the one that a
+    person chose.
 
-    The attempts of ``lineage`` have ``attempt`` (a number), ``until`` (checkpoints written later are
-    excluded; None for no limit), ``failed`` (before a step) and, in the first, ``base``, the
-    checkpoint that a person chose.
+    Args:
+        lineage: its attempts, each with ``attempt`` (a number), ``until`` (checkpoints written later are excluded; null
+            for no limit), ``failed`` (before a step) and, in the first, ``base``, the checkpoint that a person chose.
+
+    Returns:
+        The plan as it was if there is no checkpoint.
     """
     again = plan.get("resume")
     if not again:
@@ -61,9 +68,10 @@ def resumed(plan: dict[str, Any], folder: Path, lineage: list[dict[str, Any]]) -
 
 
 def newest_checkpoint(folder: Path, pattern: str, periods: WritePeriods) -> str | None:
-    """The newest whole checkpoint of a lineage, else the newest of a format that cannot be checked.
-    Those from which attempts failed to begin come after all others. Raises OSError if the folder
-    cannot be read."""
+    """The newest whole checkpoint of a lineage, else the newest of a format that cannot be checked. Raises OSError.
+
+    Those from which attempts failed to begin come after all others.
+    """
     paths = [file.path for file in list_checkpoints(folder, pattern) if periods.are_own(file.modified_ns / 1e9)]
     unknown: str | None = None
     for path in sorted(paths, key=lambda path: periods.failures[path]):
@@ -78,8 +86,10 @@ def newest_checkpoint(folder: Path, pattern: str, periods: WritePeriods) -> str 
 
 
 def is_partly_rewritten(path: Path) -> bool:
-    """True if a distributed checkpoint has a shard that is newer than its index, which each save
-    writes last: an interrupted save over an earlier checkpoint leaves files of both."""
+    """Return whether a distributed checkpoint has a shard that is newer than its index.
+
+    Each save writes the index last: an interrupted save over an earlier checkpoint leaves files of both.
+    """
     return any(
         shard.stat().st_mtime_ns > shard.with_name(".metadata").stat().st_mtime_ns for shard in path.rglob("*.distcp")
     )
@@ -115,13 +125,13 @@ def period_of(folder: Path) -> Period | None:
 def periods_of_others(folder: Path) -> list[Period]:
     """The periods in which other runs could write to the checkpoint folder of the attempt in
     ``folder``. Runs are in …/<tag>/<run>, or in one folder on a shared file system."""
-    mine = shared_checkpoints(folder)
+    checkpoints = shared_checkpoints(folder)
     run_dir = folder.parents[2]
-    if mine is None:
+    if checkpoints is None:
         return []
     others = {*run_dir.parent.glob("*"), *run_dir.parents[1].glob("*/*")} - {run_dir}
     attempts = (path for other_dir in others for path in other_dir.glob(f"attempts/*/{folder.name}"))
-    periods = (period_of(path) for path in attempts if shared_checkpoints(path) == mine)
+    periods = (period_of(path) for path in attempts if shared_checkpoints(path) == checkpoints)
     return [period for period in periods if period is not None]
 
 

@@ -1,7 +1,7 @@
 """The runner, the program that runs an attempt on a remote target: it submits once, reports,
-forwards a stop, and writes exit.json at the end. It may be killed at any line: its successor
-continues from the attempt's folder.
+forwards a stop, and writes exit.json at the end.
 
+It may be killed at any line: its successor continues from the attempt's folder.
 On the target the shim runs in ``attempts/<n>/remote``, so that its records are not taken for the
 runner's own. Read first: `RemoteRunner.run`, then `RemoteRunner.turn`. What is known, in the order in which
 it is written:
@@ -33,9 +33,7 @@ import zipfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePath
-from typing import Any, Literal
-
-from msgspec import Struct
+from typing import Any
 
 from gputui.runs import shim
 from gputui.runs.executors import remote
@@ -46,6 +44,7 @@ from gputui.runs.executors.commands import (
     client_environment,
     last_line,
 )
+from gputui.runs.executors.job_status import JobClock, JobStatus, ended_by_itself, recorded_seconds
 from gputui.runs.identity import identify
 from gputui.runs.shim import read_record
 from gputui.runs.submission import write_private
@@ -72,15 +71,9 @@ PROGRAM_MODULES = (
 )  # fmt: skip
 PROGRAM_MAIN = "from gputui.runs.executors.remote import main\n\nraise SystemExit(main())\n"
 
-# A program by which an interpreter states its version, and its exit codes if remote.pyz cannot run in
-# it: too old, and the shell's for a program that may not be executed or does not exist.
-PYTHON = "import sys; print(sys.version.split()[0]); sys.exit(sys.version_info < (3, 9))"
-UNUSABLE = (1, 126, 127)
 
 STOPPED_BEFORE = {"code": None, "signal": None, "stop_requested": True}
 """exit.json of an attempt that was stopped before its job was submitted."""
-
-EndedBy = Literal["preempted", "time_limit", "node_fail", "cancelled", "host_oom"]
 
 
 def zipapp() -> bytes:
@@ -94,19 +87,6 @@ def zipapp() -> bytes:
         for name, text in files.items():
             archive.writestr(zipfile.ZipInfo(name), text, zipfile.ZIP_DEFLATED)
     return content.getvalue()
-
-
-class JobStatus(Struct, frozen=True):
-    """The status of a job at the target. ``state`` is that of placement.json; ``ended_by`` is set
-    if the target ended it."""
-
-    job: str
-    state: str
-    reason: str | None = None
-    expected_start: float | None = None
-    nodes: tuple[str, ...] = ()
-    limit_at: float | None = None
-    ended_by: EndedBy | None = None
 
 
 class RemoteRunner(ABC):
@@ -457,52 +437,6 @@ class RemoteRunner(ABC):
             {"started_at": self.began, "ended_at": time.time(), "stop_requested": False, **record},
         )
         return True
-
-
-class JobClock(Struct):
-    """How long a job has waited and run by the states that its target reported, up to the contact at
-    ``counted_at`` (UTC unix seconds); None after a failed one: what happened until the next is unknown."""
-
-    queued_seconds: float = 0.0
-    ran_seconds: float = 0.0
-    counted_at: float | None = None
-
-    @classmethod
-    def of(cls, placed: Mapping[str, Any] | None) -> JobClock:
-        """The clock as a former runner of the attempt left it in placement.json."""
-        if placed is None:
-            return cls()
-        return cls(placed["queued_seconds"], placed["ran_seconds"])
-
-    def count(self, state: str | None, now: float) -> None:
-        """Add the time since the last contact, when the job was in a state."""
-        elapsed = 0.0 if self.counted_at is None else max(0.0, now - self.counted_at)
-        if state in ("pending", "requeued"):
-            self.queued_seconds += elapsed
-        elif state in ("configuring", "running", "ending"):
-            self.ran_seconds += elapsed
-        self.counted_at = now
-
-    def corrected_by(self, recorded: Sequence[float | None]) -> float:
-        """How long the job has run, given how long each of its starts did by the target's records:
-        they count alone once there is one of each; until then as the least."""
-        complete = [seconds for seconds in recorded if seconds is not None]
-        if len(complete) == len(recorded):
-            return sum(complete)
-        return max(self.ran_seconds, sum(complete))
-
-
-def recorded_seconds(exit_record: Mapping[str, Any] | None) -> float | None:
-    """How long a start of a job ran by the shim's record; None without one."""
-    begin, end = ((exit_record or {}).get(name) for name in ("started_at", "ended_at"))
-    if not isinstance(begin, float) or not isinstance(end, float):
-        return None
-    return max(0.0, end - begin)
-
-
-def ended_by_itself(exit_record: Mapping[str, Any] | None) -> bool:
-    """True if an attempt has ended unasked, which no status of its job can change."""
-    return exit_record is not None and not exit_record.get("stop_requested")
 
 
 def text_of(path: Path) -> str:

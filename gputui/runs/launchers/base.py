@@ -24,7 +24,7 @@ RANK_OUTPUT = "ranks/*/attempt_0/0/{stream}.log"
 
 
 class Node(Struct, frozen=True):
-    """One machine of an attempt: host, GPUs of its CUDA_VISIBLE_DEVICES, number of ranks."""
+    """One machine of an attempt, with the GPUs of its CUDA_VISIBLE_DEVICES and its number of ranks."""
 
     host: str
     gpus: tuple[str, ...]
@@ -32,9 +32,15 @@ class Node(Struct, frozen=True):
 
 
 class Placement(Struct, frozen=True):
-    """The nodes of an attempt. Rank 0 is on the first one, where ``port`` is the free TCP port of
-    the rendezvous, or ANY_PORT. ``number`` is the node whose command is built. With several nodes,
-    the first host, the port and the number may be placeholders that each node fills in."""
+    """The nodes of an attempt.
+
+    With several, the first host, the port and the number may be placeholders that each node fills in.
+
+    Attributes:
+        nodes: rank 0 is on the first one.
+        port: the free TCP port of the rendezvous on the first node, or ANY_PORT.
+        number: the node whose command is built.
+    """
 
     nodes: tuple[Node, ...]
     port: int | str
@@ -57,9 +63,13 @@ class Placement(Struct, frozen=True):
 
 
 class Invocation(Struct, frozen=True):
-    """The program of one attempt. ``argv`` is the script or ``-m module``, or the whole command,
-    with all arguments; ``folder`` is that of the attempt's first node; ``name`` is unique to the
-    attempt on this machine."""
+    """The program of one attempt.
+
+    Attributes:
+        argv: the script or ``-m module``, or the whole command, with all arguments.
+        folder: that of the attempt's first node.
+        name: unique to the attempt on this machine.
+    """
 
     argv: tuple[str, ...]
     folder: str
@@ -70,9 +80,10 @@ class Typed(Struct, frozen=True):
     """The command line of a launcher as a person types it, for `gputui init`.
 
     Attributes:
-        programs: names of its program, or of its module after ``python -m``; subcommand: the word
-            after it.
-        count: options for the number of processes; flags: options without a value.
+        programs: names of its program, or of its module after ``python -m``.
+        subcommand: the word after it.
+        count: options for the number of processes.
+        flags: options without a value.
         replaced: options that gputui sets itself and drops from a typed line; None for all.
     """
 
@@ -114,8 +125,11 @@ class Launcher:
         raise NotImplementedError
 
     def environment(self, placement: Placement, invocation: Invocation) -> dict[str, str]:
-        """Variables besides those of every attempt. PET_LOG_DIR is torchrun's default of --log-dir,
-        so that the error files are found of any torchrun that the program starts."""
+        """Variables besides those of every attempt.
+
+        PET_LOG_DIR is torchrun's default of --log-dir, so that the error files are found of any torchrun that the
+        program starts.
+        """
         return {"PET_LOG_DIR": f"{invocation.folder}/ranks"}
 
     def rank_output(self, ranks: int) -> str:

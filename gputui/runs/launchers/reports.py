@@ -48,9 +48,14 @@ REPORTERS = ("torchrun", "the launcher")
 
 
 class RankFailure(Struct, frozen=True):
-    """The entry of one rank. ``exit_code`` is negative for a signal. ``at`` (unix seconds, by the
-    time zone of this machine) is in whole seconds: that of the error file, else when torchrun
-    noticed. An unknown ``pid`` is 0."""
+    """The entry of one rank.
+
+    Attributes:
+        exit_code: negative for a signal.
+        pid: 0 if unknown.
+        at: in whole seconds: the time of the error file, else when torchrun noticed (unix seconds, by the time zone of
+            this machine).
+    """
 
     rank: int
     exit_code: int
@@ -60,17 +65,18 @@ class RankFailure(Struct, frozen=True):
 
 
 class LauncherReport(Struct, frozen=True):
-    """The report in a launcher's output. ``root`` is the launcher's guess at the cause, which may
-    be wrong if a peer was lost.
+    """The report in a launcher's output.
 
     Attributes:
-        root, others: the failed ranks; None and empty if torchrun was killed before it could write
-            them.
-        launcher: the author, as named in sentences; ended_itself: it kills its own process along
-            with the ranks.
-        signalled: PIDs that torchrun asked to end; forced: those that it then killed.
+        root: the rank that the launcher takes for the cause, which may be wrong if a peer was lost; None if torchrun
+            was killed before it could write it.
+        others: the other failed ranks.
+        signalled: PIDs that torchrun asked to end.
+        forced: those that it then killed.
         got_signal: the signal that asked torchrun itself to end.
         rest: the output up to and with the report, without torchrun's table.
+        launcher: the author, as named in sentences.
+        ended_itself: it kills its own process along with the ranks.
     """
 
     root: RankFailure | None
@@ -83,6 +89,13 @@ class LauncherReport(Struct, frozen=True):
     ended_itself: bool = False
 
     @property
+    def failed_at(self) -> float | None:
+        """When the supposed cause failed."""
+        if self.root is None:
+            return None
+        return self.root.at
+
+    @property
     def failures(self) -> tuple[RankFailure, ...]:
         """All failed ranks, the supposed root cause first."""
         if self.root is not None:
@@ -91,8 +104,12 @@ class LauncherReport(Struct, frozen=True):
 
 
 def parse_reports(text: str) -> list[LauncherReport]:
-    """Parse a command's output: a report for each table of torchrun, in order, and one for the text
-    after the last table, if not blank. Missing parts are None or empty; no text gives no report."""
+    """Parse a command's output.
+
+    Returns:
+        A report for each table of torchrun, in order, and one for the text after the last table, if not blank. Missing
+        parts are None or empty.
+    """
     lines = lines_of(text)
     reports = []
     at = 0
@@ -110,17 +127,11 @@ def parse_reports(text: str) -> list[LauncherReport]:
         at = end
     if any(line.strip() for line in lines[at:]):
         reports.append(_of_other_launcher(lines[at:]))
-    times = [_failed_at(report) for report in reports]
+    times = [report.failed_at for report in reports]
     last = max((time for time in times if time is not None), default=0.0)
     # A report this much older than the last one is of a failure that the command survived.
     oldest = last - SURVIVED_SECONDS
     return [report for report, time in zip(reports, times, strict=True) if time is None or time >= oldest]
-
-
-def _failed_at(report: LauncherReport) -> float | None:
-    if report.root is None:
-        return None
-    return report.root.at
 
 
 def _report(lines: list[str], root: RankFailure | None = None, others: Sequence[RankFailure] = ()) -> LauncherReport:

@@ -188,7 +188,9 @@ signal.sigwait([signal.SIGTERM])
 pathlib.Path(sys.argv[2], "exit.json").write_text(json.dumps({"code": 0, "stop_requested": True}))
 """
 # Is warned while the body looks for checkpoints, before there is a shim.
-WARNED_BODY = "from gputui.runs.executors import remote\nremote.Body.is_ours = lambda body: body.warned() or True\n"
+WARNED_BODY = (
+    "from gputui.runs.executors import remote\nremote.Body.claim_attempt = lambda body: body.note_warning() or True\n"
+)
 
 
 @pytest.mark.parametrize(("shim", "body"), [(WARNED_SHIM, ""), ("raise SystemExit", WARNED_BODY)])

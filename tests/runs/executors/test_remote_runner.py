@@ -15,12 +15,10 @@ import pytest
 
 from gputui.runs.executors import remote
 from gputui.runs.executors.commands import MissingProgramError, UnreachableError
+from gputui.runs.executors.job_status import EndedBy, JobClock, JobStatus
 from gputui.runs.executors.remote_runner import (
     GIVE_UP_SECONDS,
     MAX_PAUSE_OF_STOP_SECONDS,
-    EndedBy,
-    JobClock,
-    JobStatus,
     RemoteRunner,
     take_client_environment,
 )

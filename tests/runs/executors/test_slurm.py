@@ -17,7 +17,7 @@ from gputui.runs.executors.commands import CommandResult, TargetRefusalError, Ta
 from gputui.runs.executors.slurm import SlurmExecutor, judge_partitions, probe
 from gputui.runs.executors.slurm.jobs import QueuedJob
 from gputui.runs.executors.slurm.slurm_runner import SlurmRunner
-from gputui.runs.executors.ssh import SshExecutor, environment_there
+from gputui.runs.executors.ssh import SshExecutor, check_environment
 from tests.conftest import wait_until
 from tests.machines import Machine
 from tests.runs.executors.conftest import SlurmHome
@@ -272,7 +272,7 @@ def test_what_a_check_cannot_read_is_a_failed_line(tmp_path: Path, monkeypatch: 
 
 
 def test_an_interpreter_that_does_not_exist_is_a_line_of_the_check_and_no_fault_of_the_cluster() -> None:
-    found = {check.name: check for check in environment_there(TargetShell(), {"python": "/nope/python"})}
+    found = {each.name: each for each in check_environment(TargetShell(), {"python": "/nope/python"})}
     assert found["python"].status == "fail" and "/nope/python" in found["python"].detail
     assert found["torch"].status == "warn"
 

@@ -18,7 +18,7 @@ from gputui.runs.executors.commands import CommandResult, UnreachableError
 from gputui.runs.executors.options import SlurmOptions, SshOptions
 from gputui.runs.executors.ssh import SshExecutor
 from gputui.runs.executors.ssh.connection import LoginShell, SshShell
-from gputui.runs.executors.ssh.ssh_runner import START, SshRunner, remove_there
+from gputui.runs.executors.ssh.ssh_runner import START, SshRunner, remove_run_folder
 from tests.conftest import wait_until
 from tests.runs.executors.conftest import CopiedHome
 from tests.runs.executors.ssh_machine import WAIT_SECONDS, RemoteMachine
@@ -150,7 +150,7 @@ def test_a_run_is_removed_there_with_the_environment_of_its_shell(
     (folder / "root.json").write_text(json.dumps({"path": str(there)}))
     (folder / "attempt.json").write_text(json.dumps({"client_environment": {"PATH": os.environ["PATH"]}}))
     monkeypatch.setenv("PATH", "/nope")
-    remove_there(tmp_path / "run", {"host": "k"})
+    remove_run_folder(tmp_path / "run", {"host": "k"})
     assert there.parent.is_dir() and not there.exists()
 
 

@@ -44,10 +44,10 @@ class RayExecutor(RunnerExecutor):
         return bool(target.get("shared"))
 
     def clear(self, folder: Path, target: Mapping[str, Any]) -> None:
-        from gputui.runs.executors.ray.ray_runner import remove_there
+        from gputui.runs.executors.ray.ray_runner import remove_run_folder
 
         if not target.get("shared"):
-            remove_there(folder, target)
+            remove_run_folder(folder, target)
 
     def preview_script(self, spec: RunSpec, launch: Launch) -> str:
         return preview(self.preview_plan(spec, launch), self.preview_folder(spec, launch))

@@ -14,9 +14,10 @@ from typing import Any
 
 from gputui.runs.executors import remote
 from gputui.runs.executors.commands import TargetRefusalError, UnreachableError
+from gputui.runs.executors.job_status import EndedBy, JobStatus
 from gputui.runs.executors.mirror import RUN_FOLDER, MirrorRunner
 from gputui.runs.executors.ray.jobs_api import SENT, JobsApi, entry_script, job_request, on_node, submission_id
-from gputui.runs.executors.remote_runner import EndedBy, JobStatus, python_of, serve
+from gputui.runs.executors.remote_runner import python_of, serve
 from gputui.runs.shim import read_record
 from gputui.runs.submission import write_private
 
@@ -237,7 +238,7 @@ class RayRunner(MirrorRunner):
             (self.remote / "job.log").write_text(re.sub(r"(?m)^Running entrypoint for job .*\n?", "", text), "utf-8")
 
 
-def remove_there(folder: Path, target: Mapping[str, Any]) -> None:
+def remove_run_folder(folder: Path, target: Mapping[str, Any]) -> None:
     """Submit a job on each node of a run that removes its folder, as named by the attempts'
     records. Raises OSError."""
     for path in folder.glob("attempts/*/frames.json"):

@@ -19,7 +19,7 @@ from gputui.runs.executors.base import RunnerExecutor
 from gputui.runs.executors.commands import CommandResult, TargetShell, UnreachableError
 from gputui.runs.executors.slurm.jobs import batch_script, nodes_of, sbatch_time
 from gputui.runs.executors.slurm.nodes import FIRST_NODE, FIRST_PORT, NODE_RANK
-from gputui.runs.executors.ssh import DATE, environment_there, judge_clock
+from gputui.runs.executors.ssh import DATE, check_environment, judge_clock
 from gputui.runs.executors.ssh.connection import LoginShell
 from gputui.runs.launchers import LAUNCHERS
 from gputui.runs.launchers.base import Node, Placement
@@ -51,10 +51,10 @@ class SlurmExecutor(RunnerExecutor):
         return not target.get("host")
 
     def clear(self, folder: Path, target: Mapping[str, Any]) -> None:
-        from gputui.runs.executors.ssh.ssh_runner import remove_there
+        from gputui.runs.executors.ssh.ssh_runner import remove_run_folder
 
         if target.get("host"):
-            remove_there(folder, target)
+            remove_run_folder(folder, target)
 
     def preview_script(self, spec: RunSpec, launch: Launch) -> str:
         return batch_script(self.preview_plan(spec, launch), self.preview_folder(spec, launch), token="TOKEN")  # noqa: S106
@@ -62,7 +62,7 @@ class SlurmExecutor(RunnerExecutor):
     def survey(self, target: Mapping[str, Any]) -> Iterator[CheckResult]:
         """Check the commands, the controller, the partition, free GPUs, a submission, the clock and
         the environment."""
-        from gputui.runs.executors.slurm.slurm_runner import FarSlurmRunner
+        from gputui.runs.executors.slurm.slurm_runner import SshSlurmRunner
         from gputui.runs.executors.ssh.rehearsal import rehearse_copy
 
         shell = LoginShell(target) if target.get("host") else TargetShell()
@@ -97,9 +97,9 @@ class SlurmExecutor(RunnerExecutor):
             yield graded("submission", text, "see what the target asks for", fails=test.code != 0)
             yield judge_clock(ask(*DATE).output, time.time())
             # The environment is on a file system that the nodes share.
-            yield from environment_there(shell, target)
+            yield from check_environment(shell, target)
             if target.get("host"):
-                yield rehearse_copy(target, FarSlurmRunner)
+                yield rehearse_copy(target, SshSlurmRunner)
         except UnreachableError as error:
             yield CheckResult("controller", "fail", str(error), "try again, or ask its admins")
 
@@ -113,9 +113,10 @@ def probe(target: Mapping[str, Any], *, has_gpus: bool) -> str:
 
 
 def judge_partitions(target: Mapping[str, Any], done: CommandResult) -> CheckResult | None:
-    """Compare the target with ``scontrol show partition --oneliner``; None if that lists no
-    partition. sbatch accepts a time above the limit, and a partition that is down: such a job waits
-    forever."""
+    """Compare the target with ``scontrol show partition --oneliner``; None if that lists no partition.
+
+    sbatch accepts a time above the limit, and a partition that is down: such a job waits forever.
+    """
     listed = [dict(re.findall(r"(\w+)=(\S+)", line)) for line in done.output.splitlines()]
     partitions = {fields["PartitionName"]: fields for fields in listed if "PartitionName" in fields}
     if not partitions:

@@ -10,8 +10,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from gputui.core.yaml_forms.quantities import parse_duration
+from gputui.runs.executors.job_status import EndedBy, JobStatus
 from gputui.runs.executors.remote import PROGRAM
-from gputui.runs.executors.remote_runner import EndedBy, JobStatus, python_of
+from gputui.runs.executors.remote_runner import python_of
 
 WARN_SECONDS = 120
 
@@ -117,7 +118,14 @@ _ENDED_BY: dict[str, EndedBy | None] = {
 
 
 class QueuedJob(NamedTuple):
-    """A job in Slurm's words. ``start`` is expected or real, ``end`` that of the limit."""
+    """A job in Slurm's words.
+
+    Attributes:
+        start: expected or real.
+        nodes: a list as Slurm writes it.
+        end: that of the limit.
+        comment: has the token of the submission.
+    """
 
     job: str
     state: str

@@ -134,7 +134,7 @@ class Lead:
                 write_record(self.folder / "started.json", first)
         if record.get("exit"):
             self.ended[number] = record["exit"]
-            if failed(record["exit"]):
+            if has_failed(record["exit"]):
                 self.end_peers_at = min(self.end_peers_at, time.monotonic() + PEER_SECONDS)
 
     def pass_on(self, now: float) -> None:
@@ -163,10 +163,10 @@ class Lead:
     def outcome(self) -> dict[str, Any]:
         """The record for exit.json: the first failure, and the sums of the nodes' counters."""
         records = list(self.ended.values())
-        first: dict[str, Any] = next(filter(failed, records), {"code": 0, "signal": None, "error": None})
+        first: dict[str, Any] = next(filter(has_failed, records), {"code": 0, "signal": None, "error": None})
         record = {**first, "stop_requested": self.stop_requested, "forced": self.forced}
         # The failures of the others may be a consequence of a lost node.
-        if len(records) < self.count and not self.stop_requested and not (self.is_given_up and failed(record)):
+        if len(records) < self.count and not self.stop_requested and not (self.is_given_up and has_failed(record)):
             if not self.started and not records:
                 return {"code": None, "signal": None, "error": f"srun started nothing (code {self.srun.returncode})"}
             lost = [self.hosts[number] for number in sorted(set(self.hosts) - set(self.ended))]
@@ -181,7 +181,7 @@ class Lead:
         return record
 
 
-def failed(record: dict[str, Any]) -> bool:
+def has_failed(record: dict[str, Any]) -> bool:
     return any(record.get(name) for name in ("code", "signal", "error", "lease_conflict", "ended_by"))
 
 
@@ -206,8 +206,8 @@ class NodeShim(Shim):
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
         plan: dict[str, Any] = json.loads((folder / "attempt.json").read_text("utf-8"))
         values = {NODE_RANK: str(self.number), FIRST_NODE: os.environ["SLURM_LAUNCH_NODE_IPADDR"], FIRST_PORT: port}
-        plan["argv"] = [filled(word, values) for word in plan["argv"]]
-        plan["env"] = {name: filled(word, values) for name, word in plan["env"].items()}
+        plan["argv"] = [fill_placeholders(word, values) for word in plan["argv"]]
+        plan["env"] = {name: fill_placeholders(word, values) for name, word in plan["env"].items()}
         plan["output"] = f"../../nodes/{self.number}/{Path(plan['output']).name}"
         write_record(node_folder / "attempt.json", plan)
         super().__init__(node_folder)
@@ -216,7 +216,7 @@ class NodeShim(Shim):
         # Blocked before the thread begins, so that the shim's own loop gets the signals that the
         # thread sends.
         signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
-        threading.Thread(target=obey, daemon=True).start()
+        threading.Thread(target=handle_lead_signals, daemon=True).start()
         super().run()
         self.report(exit=read_record(self.directory / "exit.json"))
         return 0
@@ -231,13 +231,14 @@ class NodeShim(Shim):
         print(json.dumps({"node": self.number, **record}), flush=True)  # noqa: T201 - srun sends it to the lead
 
 
-def filled(word: str, values: dict[str, str]) -> str:
+def fill_placeholders(word: str, values: dict[str, str]) -> str:
+    """Replace each placeholder of ``values`` in a word of a command."""
     for name, value in values.items():
         word = word.replace(name, value)
     return word
 
 
-def obey() -> None:
+def handle_lead_signals() -> None:
     """Send this process the signals that the lead names. Without the lead, no node continues alone."""
     rest = b""
     while data := os.read(0, 4096):

@@ -12,7 +12,8 @@ from gputui.runs.executors.commands import (
     TargetShell,
     UnreachableError,
 )
-from gputui.runs.executors.remote_runner import JobStatus, RemoteRunner, serve
+from gputui.runs.executors.job_status import JobStatus
+from gputui.runs.executors.remote_runner import RemoteRunner, serve
 from gputui.runs.executors.slurm.jobs import (
     SACCT_FORMAT,
     SQUEUE_FORMAT,
@@ -132,7 +133,7 @@ class SlurmRunner(SlurmJobs):
         self.shell = TargetShell()
 
 
-class FarSlurmRunner(SlurmJobs, SshMirror):
+class SshSlurmRunner(SlurmJobs, SshMirror):
     """For a login node that is reached by SSH, and shares a file system with the nodes."""
 
     def __init__(self, folder: Path) -> None:
@@ -147,7 +148,7 @@ def runner_of(folder: Path) -> RemoteRunner:
     """The runner of an attempt, by whether its target names a login node."""
     target = json.loads((folder / "attempt.json").read_text("utf-8"))["target"]
     if target.get("host"):
-        return FarSlurmRunner(folder)
+        return SshSlurmRunner(folder)
     return SlurmRunner(folder)
 
 

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 from gputui.runs.checks import CheckResult, graded
 from gputui.runs.executors.base import RunnerExecutor
 from gputui.runs.executors.commands import CommandResult, TargetShell, UnreachableError, last_line
-from gputui.runs.executors.remote_runner import PYTHON
-from gputui.runs.executors.ssh.connection import SshShell, script
+from gputui.runs.executors.ssh.connection import PYTHON, SshShell, script
 
 if TYPE_CHECKING:
     from gputui.runs.command import Launch
@@ -40,9 +39,9 @@ class SshExecutor(RunnerExecutor):
         return False
 
     def clear(self, folder: Path, target: Mapping[str, Any]) -> None:
-        from gputui.runs.executors.ssh.ssh_runner import remove_there
+        from gputui.runs.executors.ssh.ssh_runner import remove_run_folder
 
-        remove_there(folder, target)
+        remove_run_folder(folder, target)
 
     def preview_script(self, spec: RunSpec, launch: Launch) -> str:
         from gputui.runs.executors.ssh.ssh_runner import job_script
@@ -64,7 +63,7 @@ class SshExecutor(RunnerExecutor):
             text = f"no {', '.join(missing)}" if missing else "all there"
             yield graded("programs", text, fails=bool(missing))
             yield judge_gpus(shell.call(GPUS))
-            yield from environment_there(shell, target)
+            yield from check_environment(shell, target)
             yield rehearse_launch(target)
         except UnreachableError as error:
             yield CheckResult(
@@ -73,8 +72,12 @@ class SshExecutor(RunnerExecutor):
 
 
 def judge_clock(printed: str, now: float) -> CheckResult:
-    """Compare a machine's time, the last word that it ``printed``, with this one's time ``now`` (both
-    UTC unix seconds). A login may print text before it."""
+    """Compare a machine's clock with this one's.
+
+    Args:
+        printed: its output, of which the last word is its time (UTC unix seconds); a login may print text before it.
+        now: UTC unix seconds.
+    """
     try:
         skew = abs(now - float(printed.split()[-1]))
     except (IndexError, ValueError):
@@ -82,7 +85,7 @@ def judge_clock(printed: str, now: float) -> CheckResult:
     return graded("clock", f"{skew:.0f} s from this machine's", warns=skew >= SKEW_SECONDS)
 
 
-def environment_there(shell: TargetShell, target: Mapping[str, Any]) -> Iterator[CheckResult]:
+def check_environment(shell: TargetShell, target: Mapping[str, Any]) -> Iterator[CheckResult]:
     """Check the Python and torch of a run there, after the target's ``setup``. Raises
     UnreachableError."""
     python = str(target.get("python") or "python3")

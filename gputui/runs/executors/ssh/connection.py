@@ -26,6 +26,11 @@ SKIP_BANNER = 'mark=$1; shift; "$@" | { while read -r line && [[ $line != *"$mar
 # to the daemon; and ssh's own failures.
 _RSYNC_CUT_OFF = (12, 30, 35, 255)
 
+# A program by which an interpreter states its version, and its exit codes if remote.pyz cannot run in
+# it: too old, and the shell's for a program that may not be executed or does not exist.
+PYTHON = "import sys; print(sys.version.split()[0]); sys.exit(sys.version_info < (3, 9))"
+UNUSABLE = (1, 126, 127)
+
 
 class SshShell(TargetShell):
     """Runs commands on the host of a target, and copies files there.
@@ -51,8 +56,11 @@ class SshShell(TargetShell):
         return CommandResult(int(answer[2]), answer[1], done.errors.partition(f"{mark}\n")[2])
 
     def send(self, source: Path, files: str | None, destination: str) -> CommandResult:
-        """Copy a folder's content into a folder there. ``files`` are the names to copy, separated
-        by NUL; None copies all of it. Raises UnreachableError."""
+        """Copy a folder's content into a folder there. Raises UnreachableError.
+
+        Args:
+            files: the names to copy, separated by NUL; None copies all of it.
+        """
         mark = f"gputui-{secrets.token_hex(8)}:"
         client = shlex.join(["bash", "-o", "pipefail", "-c", SKIP_BANNER, "bash", mark, *_ssh_words(self.target)])
         # --force: a file may take the place of a folder.
@@ -77,8 +85,10 @@ class LoginShell(SshShell):
 
 
 def script(text: str, *arguments: str) -> list[str]:
-    """The command that runs a script there, with ``arguments`` as its ``$1`` and so on. By sh, because
-    bash reads ~/.bashrc for a command of sshd, and $BASH_ENV for any script."""
+    """The command that runs a script there, with ``arguments`` as its ``$1`` and so on.
+
+    By sh, because bash reads ~/.bashrc for a command of sshd, and $BASH_ENV for any script.
+    """
     return ["sh", "-c", text, "sh", *arguments]
 
 
@@ -98,8 +108,11 @@ def _ssh_words(target: Mapping[str, Any]) -> list[str]:
 
 
 def _control_folder() -> Path | None:
-    """The folder of the sockets through which connections are shared, created if need be. None if
-    it cannot be created or is not private to this user: each call then makes its own connection."""
+    """The folder of the sockets through which connections are shared, created if need be.
+
+    Returns:
+        None if it cannot be created or is not private to this user: each call then makes its own connection.
+    """
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     folder = Path(runtime) / "gputui-ssh" if runtime else Path(f"/tmp/gputui-{os.getuid()}")  # noqa: S108 - checked below
     try:

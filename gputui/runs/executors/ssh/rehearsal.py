@@ -13,7 +13,7 @@ from typing import Any
 from gputui.runs.checks import CheckResult
 from gputui.runs.executors.commands import TargetRefusalError, last_line
 from gputui.runs.executors.remote_runner import python_of, text_of
-from gputui.runs.executors.ssh.ssh_runner import SshMirror, SshRunner, remove_there
+from gputui.runs.executors.ssh.ssh_runner import SshMirror, SshRunner, remove_run_folder
 from gputui.runs.launchers.base import OUTPUT
 from gputui.runs.logs import FIRST_NODE
 from gputui.runs.shim import read_record
@@ -78,4 +78,4 @@ def _attempt(target: Mapping[str, Any], runner_class: Callable[[Path], SshMirror
             yield runner_class(folder)
         finally:
             with contextlib.suppress(OSError):
-                remove_there(run_dir, target)
+                remove_run_folder(run_dir, target)

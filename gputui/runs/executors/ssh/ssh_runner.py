@@ -11,9 +11,10 @@ from typing import Any
 
 from gputui.runs.executors import remote
 from gputui.runs.executors.commands import CommandResult, TargetRefusalError, UnreachableError
+from gputui.runs.executors.job_status import JobStatus
 from gputui.runs.executors.mirror import RUN_FOLDER, MirrorRunner
-from gputui.runs.executors.remote_runner import PYTHON, UNUSABLE, JobStatus, python_of, serve
-from gputui.runs.executors.ssh.connection import SshShell, script
+from gputui.runs.executors.remote_runner import python_of, serve
+from gputui.runs.executors.ssh.connection import PYTHON, UNUSABLE, SshShell, script
 from gputui.runs.shim import read_record
 from gputui.runs.submission import write_private
 
@@ -25,7 +26,7 @@ MAKE = (
 )
 
 
-def remove_there(folder: Path, target: Mapping[str, Any]) -> None:
+def remove_run_folder(folder: Path, target: Mapping[str, Any]) -> None:
     """Remove a run's folder there, which the records of its attempts in ``folder`` name. Raises
     OSError."""
     roots = {str(record["path"]): path for path in folder.glob("attempts/*/root.json") if (record := read_record(path))}
