@@ -168,8 +168,10 @@ class Shim:
         return 0
 
     def claim(self) -> bool:
-        """Return whether this attempt is this shim's: the successor of an agent that was killed
-        while starting one may have started another."""
+        """Lock the attempt; return whether it is this shim's.
+
+        The successor of an agent that was killed while starting one may have started another.
+        """
         self.claimed = os.open(self.directory / "attempt.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(self.claimed, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -360,12 +362,13 @@ class Shim:
             self.killed_ranks.setdefault(pid, {"rank": int(rank.rank or 0), "pid": pid, "signal": number})
 
     def sweep(self) -> list[int]:
-        """Ask the remaining processes to end, then kill them: soon, but after a graceful stop only
-        when the grace is over, because the script that saves may run behind a command that SIGTERM
-        ends at once (a shell, a launcher). Return what could not be killed.
+        """Ask the remaining processes to end, then kill them. Return what could not be killed.
 
-        A single look misses a process whose parent ends meanwhile: nothing is left when this
-        subreaper has no child."""
+        They are killed soon, but after a graceful stop only when the grace is over, because the script
+        that saves may run behind a command that SIGTERM ends at once (a shell, a launcher). A single
+        look misses a process whose parent ends meanwhile: nothing is left when this subreaper has no
+        child.
+        """
         began = time.monotonic()
         is_polite = self.asked_politely
         kill_at = began + STRAY_GRACE_SECONDS
@@ -400,9 +403,11 @@ class Shim:
         return []
 
     def first_of(self, descendants: dict[int, Stat]) -> set[int]:
-        """Whom to ask before the last call: a script that saves may need its data loaders, or the
-        ``tee`` behind its pipe. So only those without a living parent, and of these first the ones
-        that handle SIGTERM."""
+        """The processes to ask before the last call: those without a living parent, and of these first the ones that
+        handle SIGTERM.
+
+        A script that saves may need its data loaders, or the ``tee`` behind its pipe.
+        """
         heads = {pid for pid, stat in descendants.items() if pid not in self.asked and stat[0] == os.getpid()}
         savers = {pid for pid in heads if catches(pid, signal.SIGTERM)}
         if savers or self.asked & descendants.keys():
@@ -445,7 +450,7 @@ class Shim:
                 self.ask({self.child})
 
     def reap(self) -> bool:
-        """Collect every child that ended. Whether one is left."""
+        """Collect every child that ended; return whether one is left."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -489,8 +494,13 @@ def free_bytes(directory: Path) -> int | None:
 
 
 class TakenLocks(NamedTuple):
-    """The outcome of `take_locks`: descriptors by path, the path that another process holds, and
-    why others cannot be locked, by path."""
+    """The outcome of `take_locks`.
+
+    Attributes:
+        descriptors: those of the locked files, by path.
+        conflict: the path that another process holds.
+        unusable: why others cannot be locked, by path.
+    """
 
     descriptors: dict[str, int]
     conflict: str | None
@@ -498,8 +508,10 @@ class TakenLocks(NamedTuple):
 
 
 def take_locks(paths: list[str], *, shared: bool = False) -> TakenLocks:
-    """Lock files, all or none, in sorted order: alone, or ``shared``. A file that cannot be opened
-    or locked is left out: it must not block a GPU."""
+    """Lock files, all or none, in sorted order: alone, or ``shared``.
+
+    A file that cannot be opened or locked is left out: it must not block a GPU.
+    """
     descriptors: dict[str, int] = {}
     unusable: dict[str, str] = {}
     how = (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB
@@ -528,8 +540,10 @@ def take_locks(paths: list[str], *, shared: bool = False) -> TakenLocks:
 
 
 def note_holder(descriptor: int, run_id: str | None, workspace: str) -> None:
-    """Write into a held lock file who holds it, for other homes and users. ``workspace`` is the
-    label of its home. Without permission to write it stays unknown: the lock holds all the same."""
+    """Write into a held lock file who holds it, for other homes and users; ``workspace`` is the label of its home.
+
+    Without permission to write it stays unknown: the lock holds all the same.
+    """
     shim = stat_of(os.getpid())
     # From the environment, because a directory of users in the network may not answer.
     user = os.environ.get("LOGNAME") or os.environ.get("USER") or f"uid {os.getuid()}"
@@ -549,10 +563,10 @@ def note_holder(descriptor: int, run_id: str | None, workspace: str) -> None:
 
 
 def open_lock(name: str, *, create: bool = True) -> int:
-    """Open a lock file. Its folder may be writable for everybody: no link is followed, and no FIFO
-    is waited for. A file that this user may not write is only read, which is enough for a lock.
+    """Open a lock file. Raises OSError if it cannot be opened or is no plain file of one name.
 
-    Raises OSError if it cannot be opened or is no plain file of one name.
+    Its folder may be writable for everybody: no link is followed, and no FIFO is waited for. A file that this user may
+    not write is only read, which is enough for a lock.
     """
     flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     while True:
@@ -616,9 +630,10 @@ def apply_shell(
 
 
 def survive_signals() -> None:
-    """Make this process outlive all other signals, because an attempt whose shim is killed loses
-    its exit. They are
-    caught, not ignored: the command would inherit ignored ones."""
+    """Make this process outlive all other signals, because an attempt whose shim is killed loses its exit.
+
+    They are caught, not ignored: the command would inherit ignored ones.
+    """
     for number in signal.valid_signals() - {*WATCHED, *LEFT_ALONE}:
         if signal.getsignal(number) is signal.SIG_DFL:
             with contextlib.suppress(OSError):
@@ -635,9 +650,11 @@ def restore_signals() -> None:
 
 
 def start_agent(agent: dict[str, Any] | None) -> None:
-    """Start an agent if none lives and no person ended it on purpose: one that was killed together
-    with its sampler has no other successor. ``agent`` is that entry of attempt.json."""
-    if agent is None or Path(agent["stopped"]).exists() or lives(Path(agent["lock"])):
+    """Start an agent if none lives and no person ended it on purpose; ``agent`` is that entry of attempt.json.
+
+    One that was killed together with its sampler has no other successor.
+    """
+    if agent is None or Path(agent["stopped"]).exists() or is_agent_alive(Path(agent["lock"])):
         return
     environment = {name: value for name, value in os.environ.items() if name not in agent["unset"]}
     try:
@@ -659,9 +676,11 @@ def start_agent(agent: dict[str, Any] | None) -> None:
     process.returncode = 0
 
 
-def lives(lock: Path) -> bool:
-    """Return whether the process in an agent's lock file is alive. The lock is not tried, because
-    an agent that just starts would find it taken."""
+def is_agent_alive(lock: Path) -> bool:
+    """Return whether the process in an agent's lock file is alive.
+
+    The lock is not tried, because an agent that just starts would find it taken.
+    """
     try:
         holder = json.loads(lock.read_text("utf-8"))
         stat = stat_of(int(holder["pid"]))

@@ -79,9 +79,10 @@ def environment_of(pid: int) -> dict[bytes, bytes]:
 
 
 def boot_id() -> str:
-    """``BOOT/NAMESPACE``: the kernel's random name of this boot, and the PID namespace. PIDs are
-    meaningful within both
-    alone: a container and its host see different ones."""
+    """``BOOT/NAMESPACE``: the kernel's random name of this boot, and the PID namespace.
+
+    PIDs are meaningful within both alone: a container and its host see different ones.
+    """
     boot = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
     return f"{boot}/{Path('/proc/self/ns/pid').stat().st_ino}"
 
@@ -124,8 +125,11 @@ def rank_in(environment: Mapping[bytes, bytes]) -> tuple[int | None, int | None]
 
 
 def rank_by_output(pid: int, folder: str) -> int | None:
-    """The rank to whose log below ``folder`` a process writes. torchrun keeps one log per local
-    rank, which is the rank on one node; a program cannot lose this by setting its title."""
+    """The rank to whose log below ``folder`` a process writes.
+
+    torchrun keeps one log per local rank, which is the rank on one node; a program cannot lose this by setting its
+    title.
+    """
     try:
         path = os.readlink(f"/proc/{pid}/fd/1")  # noqa: PTH115 - for every process, every second
     except OSError:
@@ -139,8 +143,14 @@ def rank_by_output(pid: int, folder: str) -> int | None:
 
 
 class Descendant:
-    """A process of the run. ``rank``, and ``size``, the number of ranks on this machine, are None
-    if unknown."""
+    """A process of the run.
+
+    Attributes:
+        rank: None if unknown.
+        size: the number of ranks on this machine; None if unknown.
+        has_own_rank: its own environment has named its rank.
+        young_until: until then its environment is read again (monotonic).
+    """
 
     def __init__(self, pid: int, parent: int, start_ticks: int, read_until: float) -> None:
         self.pid = pid
@@ -157,11 +167,16 @@ class Descendant:
 
 
 class Family:
-    """The processes of the run below this one, with what their environments said when they were
-    young.
+    """The processes of the run below this one, with what their environments said when they were young.
 
     A look is cheap: nothing happens while the kernel has given out no new PID, and of all other
-    processes only new ones are read. ``others`` are the processes that are not of the run.
+    processes only new ones are read.
+
+    Attributes:
+        members: the processes of the run, by PID.
+        others: the PIDs of all others.
+        newest: the PID that the kernel gave last.
+        first: the rank 0 that starts the other ranks itself.
     """
 
     def __init__(self, folder: str) -> None:
@@ -172,7 +187,7 @@ class Family:
         self.first: Descendant | None = None
 
     def look(self, now: float) -> bool:
-        """Update the members; whether they changed. ``now`` is monotonic."""
+        """Update the members; return whether they changed. ``now`` is monotonic."""
         before = [member.to_json() for member in self.members.values()]
         newest = newest_pid()
         if newest is None or newest != self.newest:
@@ -218,8 +233,10 @@ class Family:
         return None
 
     def find_first_rank(self) -> None:
-        """Find the rank 0 that sets its own environment, invisibly: a script that starts the other
-        ranks itself, the parent of ranks from 1 on."""
+        """Find the rank 0 that sets its own environment, which cannot be seen.
+
+        It is a script that starts the other ranks itself, the parent of ranks from 1 on.
+        """
         ranked = [member for member in self.members.values() if member.has_own_rank and member.rank is not None]
         if any(member.rank == 0 for member in ranked):
             if self.first is not None:
@@ -271,8 +288,7 @@ class OomWatch:
 
 
 def oom_kills(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> dict[str, int | None]:
-    """The number of OOM kills so far, in this process's control group, of version 2 or of memory in
-    version 1, and on the host."""
+    """The number of OOM kills so far, in this process's control group (of either version) and on the host."""
     in_group = None
     with contextlib.suppress(OSError, ValueError):
         for line in (proc / "self" / "cgroup").read_text("utf-8").splitlines():
