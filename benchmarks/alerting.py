@@ -102,7 +102,10 @@ def _healthy(uuid: str) -> GpuSample:
 def _train(connection: sqlite3.Connection, uuids: list[str], now: float) -> Attempt:
     with repository.transaction(connection):
         repository.insert_run(
-            connection, run_id=RUN, sequence=1, name="bench", spec=SPEC, params={}, now=now, actor="benchmark"
+            connection,
+            repository.NewRun(run_id=RUN, sequence=1, name="bench", spec=SPEC, params={}),
+            now=now,
+            actor="benchmark",
         )
         launch = json.dumps(Launch(("x",), {}, "/", 1.0).to_json())
         connection.execute(

@@ -272,7 +272,10 @@ def add_run(
     sequence = count(connection, "runs") + 1
     with transaction(connection):
         repository.insert_run(
-            connection, run_id=run_id, sequence=sequence, name="long", spec=spec, params={}, now=time.time(), actor="me"
+            connection,
+            repository.NewRun(run_id=run_id, sequence=sequence, name="long", spec=spec, params={}),
+            now=time.time(),
+            actor="me",
         )
         run = get_run(connection, run_id)
         assert run is not None

@@ -13,7 +13,7 @@ from gputui.core.config import Workspace
 from gputui.machine.gpu_model import GpuProcess
 from gputui.runs import repository
 from gputui.runs.repository import transaction
-from gputui.runs.scheduler import Wait, schedule
+from gputui.runs.scheduler import Wait, WaitingRuns, schedule
 from gputui.store.rows import insert
 from gputui.store.runs import read_runs
 from gputui.store.series import HostSample
@@ -81,6 +81,6 @@ def _write_waits(past: DemoPast) -> None:
     """The reasons for which queued runs wait, as the agent's scheduler gives them."""
     queued = [run for run in read_runs(past.connection) if run.state == "queued"]
     with transaction(past.connection):
-        for outcome in schedule(queued, gpu_availability(past.context)):
+        for outcome in schedule(WaitingRuns(tuple(queued)), gpu_availability(past.context)):
             if isinstance(outcome, Wait):
                 repository.set_waiting_for(past.connection, outcome.run.run_id, outcome.reason)

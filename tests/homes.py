@@ -104,9 +104,11 @@ def add_run(
     (sequence,) = connection.execute("SELECT coalesce(max(sequence), 0) + 1 FROM runs").fetchone()
     with transaction(connection):
         repository.insert_run(
-            connection, run_id=run_id, sequence=sequence, name=spec.name, spec=spec, params=spec.params, now=now,
+            connection,
+            repository.NewRun(run_id=run_id, sequence=sequence, name=spec.name, spec=spec, params=spec.params),
+            now=now,
             actor="me",
-        )  # fmt: skip
+        )
         for state in states:
             repository.move(connection, run_of(connection, run_id), state, cause="test", now=now)
     if workspace is not None:

@@ -39,7 +39,6 @@ def preview_launch(spec: RunSpec, *, runs: Path, gpus: Sequence[GpuFacts] = ()) 
         placement = Executors().of(spec.target).placement(spec)
     return build_launch(
         spec,
-        run_id=RUN_ID,
         run_dir=str(runs / RUN_ID),
         attempt=1,
         params=spec.params,

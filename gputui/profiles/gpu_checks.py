@@ -17,10 +17,9 @@ from gputui.machine.gpu_model import GpuFacts
 from gputui.runs.checks import CheckResult, graded
 from gputui.runs.executors import Executors
 from gputui.runs.gpu_conditions import GpuCondition
-from gputui.runs.scheduler import Start, Wait, schedule
+from gputui.runs.scheduler import Start, Wait, WaitingRuns, schedule
 from gputui.runs.spec import GpuRequest, RunSpec
 from gputui.runs.stored_spec import spec_of
-from gputui.runs.waiting_runs import WaitingRuns
 from gputui.store.gpu_use import PastPeak
 from gputui.store.run_states import RunState
 from gputui.store.runs import Run
@@ -88,11 +87,9 @@ class GpuSituation(Struct, frozen=True):
         """The scheduler's decisions for a queue on these GPUs."""
         executors = Executors()
         return schedule(
-            queue,
+            self.waiting._replace(runs=tuple(queue)),
             [gpu.availability() for gpu in self.conditions],
-            paused=self.waiting.is_paused,
             places_gpus=lambda run: executors.of(spec_of(run).target).places_gpus,
-            not_yet=lambda run: self.waiting.not_yet.get(run.run_id),
         )
 
     def promises(self) -> dict[str, str]:

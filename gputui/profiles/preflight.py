@@ -31,7 +31,7 @@ from gputui.profiles.resolve import (
 )
 from gputui.profiles.sink_checks import RUN_ID, check_sinks
 from gputui.runs.checks import CheckResult, graded
-from gputui.runs.command import PLACEHOLDER, checkpoint_place
+from gputui.runs.command import PLACEHOLDER, checkpoint_location
 from gputui.runs.executors import Executors
 from gputui.runs.launchers import LAUNCHERS
 from gputui.runs.learned_checkpoints import LEARNED
@@ -324,7 +324,7 @@ def _metrics(spec: RunSpec) -> CheckResult:
 
 def _checkpoints(spec: RunSpec) -> CheckResult:
     """Check that runs do not share a checkpoint folder, which would hide whose a checkpoint is."""
-    folder, pattern = checkpoint_place(spec)
+    folder, pattern = checkpoint_location(spec)
     if pattern == LEARNED:
         return CheckResult(
             "checkpoints", "pass", f"those that runs write below {folder} are recognised by their content"

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from gputui.profiles.gpu_checks import GpuSituation
 from gputui.recovery.watch.rules import titles_by_subject
 from gputui.runs.gpu_conditions import condition_of
-from gputui.runs.waiting_runs import WaitingRuns, read_waiting_runs
+from gputui.runs.scheduler import WaitingRuns, read_waiting_runs
 from gputui.store import alerts
 from gputui.store.agent import AgentView, read_agent
 from gputui.store.alerts import AlertView

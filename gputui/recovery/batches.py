@@ -111,8 +111,11 @@ def _shrink_alone(context: ActionContext, name: str, batch: int) -> Result:
 
 
 def for_fewer_ranks(spec: RunSpec, params: Params, before: int, after: int) -> tuple[tuple[Change, ...], str]:
-    """Changes that keep the effective batch over all ranks, and a phrase about them: a larger
-    accumulation and, if none fits, also a smaller batch, never a larger one."""
+    """Changes that keep the effective batch over all ranks, and a phrase about them.
+
+    They are a larger accumulation and, if none fits, also a smaller batch, never a larger one. ``before`` and ``after``
+    are numbers of ranks.
+    """
     if before == after:
         return (), ""
     name, value = role_parameter(spec, "batch_size", params)
@@ -126,9 +129,9 @@ def for_fewer_ranks(spec: RunSpec, params: Params, before: int, after: int) -> t
     names = (name or "", more_name)
     if batch is not None:
         size = batch
-    was = size * accumulation * share(spec, names, before)
+    batch_before = size * accumulation * share(spec, names, before)
     factor = share(spec, names, after)
-    fitted = fit(was / factor, size, grain(spec, names, accumulation, before, after))
+    fitted = fit(batch_before / factor, size, grain(spec, names, accumulation, before, after))
     if fitted is None:
         return (), f"{smaller} (no multiple is small enough)"
     changes = [changed(more_name, params[more_name], fitted.accumulation)]
@@ -138,8 +141,8 @@ def for_fewer_ranks(spec: RunSpec, params: Params, before: int, after: int) -> t
     if fitted.batch != batch:
         changes.append(changed(name, params[name], fitted.batch))
         phrase += f" and {name} {batch} → {fitted.batch}"
-    now = fitted.batch * fitted.accumulation * factor
-    return tuple(changes), f"{phrase}, so that the effective batch {_became(was, now)}"
+    batch_after = fitted.batch * fitted.accumulation * factor
+    return tuple(changes), f"{phrase}, so that the effective batch {_became(batch_before, batch_after)}"
 
 
 def _became(before: Fraction, after: Fraction) -> str:
@@ -186,9 +189,13 @@ def shrink(batch: int, accumulation: int, grain: Grain, below: int | None = None
 
 
 def fit(product: Fraction, largest: int, grain: Grain) -> Pair | None:
-    """The pair with a batch of at most ``largest`` whose product is within 2 % of ``product``: the
-    smallest possible accumulation, then the best match. Without such a pair, the nearest one; None
-    if no batch is small enough."""
+    """The pair with a batch of at most ``largest`` whose product is within 2 % of ``product``, else the nearest one.
+
+    The smallest possible accumulation comes first, then the best match.
+
+    Returns:
+        None if no batch is small enough.
+    """
     step = grain.batch
     largest -= largest % step
     if largest < step or product <= 0:

@@ -64,8 +64,10 @@ def reason_of_end(failed: FailedAttempt, plan: RecoveryPlan) -> str:
 
 
 def _earlier_causes(failed: FailedAttempt) -> list[str]:
-    """Each other kind of incident to which recovery reacted, oldest first: of those that progress followed, only what
-    still has changed parameters."""
+    """The other kinds of incidents to which recovery reacted, oldest first, in words.
+
+    Of those that progress followed, only what still has changed parameters counts.
+    """
     causes: dict[str, list[PastDecision]] = {}
     is_overcome = failed.reach.made
     for past in reversed(_retries(failed.history)):
@@ -213,8 +215,10 @@ class _Decision:
     # --- the ladder -------------------------------------------------------------------------------
 
     def _first_rung(self) -> int:
-        """The first rung to try: one above the last one for this kind, or one below it if there was
-        progress since. A smaller batch, as the last rung, is repeated."""
+        """The first rung to try: one above the last one for this kind, or one below it if there was progress since.
+
+        A smaller batch, as the last rung, is repeated.
+        """
         kind = self.failed.incident.kind
         retries = self.retries
         index = next((at for at in reversed(range(len(retries))) if retries[at].kind == kind), None)
@@ -329,8 +333,11 @@ class _Decision:
     # --- changed parameters -----------------------------------------------------------------------
 
     def _half_batch(self) -> int | None:
-        """The size that the next batch must be below: half of it plus one after two smaller ones
-        without progress, so that few attempts lead to a batch of 1. None for the usual step."""
+        """The size that the next batch must be below; None for the usual step.
+
+        After two smaller ones without progress it is half of the batch plus one, so that few attempts lead to a batch
+        of 1.
+        """
         failed = self.failed
         retries = self.retries
         _, value = role_parameter(failed.spec, "batch_size", failed.params)
@@ -372,9 +379,11 @@ class _Decision:
         return f"{name} {' → '.join(map(show, sizes))} made no difference"
 
     def _refused_change(self) -> PastDecision | None:
-        """The decision whose changed parameters the script refused, as it seems: the attempt ended
-        before its first step with an incident that parameters can cause, other than the one that
-        they were changed for."""
+        """The decision whose changed parameters the script refused, as it seems; None if there is none.
+
+        The attempt ended before its first step with an incident that parameters can cause, other than the one that they
+        were changed for.
+        """
         if not self.retries or self.failed.reach.has_begun(self.failed.spec):
             return None
         last = self.retries[-1]

@@ -26,9 +26,14 @@ _KINDS = {
 
 
 class Sighting(Struct, frozen=True):
-    """One report about a GPU at a time (UTC unix seconds). ``what`` is an event of the driver
-    (``xid``, ``lost``, ``returned``), or a counter that rose: ``ecc`` (by ``code`` uncorrected
-    errors) or ``remap`` (a row could not be remapped)."""
+    """One report about a GPU.
+
+    Attributes:
+        at: UTC unix seconds.
+        what: an event of the driver (``xid``, ``lost``, ``returned``), or a counter that rose: ``ecc`` (uncorrected
+            errors) or ``remap`` (a row could not be remapped).
+        code: of an XID, or by how many errors the counter rose.
+    """
 
     at: float
     uuid: str
@@ -83,11 +88,15 @@ class Sighting(Struct, frozen=True):
 def observations(
     sightings: Sequence[Sighting], gpus: Sequence[str], nproc: int, *, ended_at: float
 ) -> tuple[ObservedCause, ...]:
-    """Observations that may explain the end of an attempt at ``ended_at``, earliest first, one per
-    GPU and kind. ``gpus`` are its UUIDs in the order of local ranks.
+    """Observations that may explain the end of an attempt, earliest first, one per GPU and kind.
 
     Not every report is a cause: a run survives many, and others are written because it ended. So
     each kind of report counts only for as long before the end as its effect may take.
+
+    Args:
+        gpus: its UUIDs in the order of local ranks.
+        nproc: the number of its ranks.
+        ended_at: UTC unix seconds.
     """
     observed: dict[tuple[str, str], ObservedCause] = {}
     for sighting in sorted(sightings, key=lambda event: event.at):

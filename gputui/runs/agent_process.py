@@ -58,7 +58,14 @@ class AgentStoppedError(AgentUnreachableError):
 
 
 class AgentIdentity(Struct, frozen=True):
-    """The content of the agent's lock file. ``doing``: its long task before it is ready."""
+    """The content of the agent's lock file.
+
+    Attributes:
+        started_at: UTC unix seconds.
+        recording: it runs in the foreground, without clients or runs.
+        ready: it answers commands.
+        doing: its long task before it is ready.
+    """
 
     process: ProcessIdentity
     version: str
@@ -94,13 +101,14 @@ def ensure_agent(
     timeout_seconds: float = START_TIMEOUT_SECONDS,
     report: Callable[[str], None] = lambda _: None,
 ) -> AgentIdentity:
-    """The running agent, started if there is none.
+    """Start the agent unless one runs, and return it.
 
     Waits without limit while the agent checks the database for damage, and calls ``report`` if that
     takes longer than a second.
 
-    Raises AgentUnreachableError when it does not start in time or ends at once, AgentStoppedError
-    when it was stopped.
+    Raises:
+        AgentUnreachableError: it does not start in time, or ends at once.
+        AgentStoppedError: it was stopped by a signal.
     """
     doing: str | None = None
     since = stopped_at = math.inf
@@ -225,8 +233,7 @@ def has_views(workspace: Workspace) -> bool:
 
 
 def exit_reason(workspace: Workspace) -> str:
-    """The reason why a started agent exited at once: its home, its log's last line, or where that
-    is."""
+    """The reason why a started agent exited at once, from its home or the last line of its log."""
     try:
         # The log of a full disk has only older lines.
         if shutil.disk_usage(workspace.state).free < LEAST_FREE_BYTES:

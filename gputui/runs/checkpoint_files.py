@@ -13,9 +13,8 @@ from typing import NamedTuple
 CHECKSUM_SUFFIX = ".sha256"
 # Files that each save writes; others, such as a tokenizer's, may be written at any time.
 SAVED_SUFFIXES = (
-    *(".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".gz"),
-    *(".distcp", ".metadata", ".pkl", ".npz", ".npy"),
-)
+    ".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".gz", ".distcp", ".metadata", ".pkl", ".npz", ".npy",
+)  # fmt: skip
 # With the record of the step that each save of the Hugging Face Trainer writes.
 _SAVED_ENDINGS = (*SAVED_SUFFIXES, "trainer_state.json")
 MAX_FILES = 10_000
@@ -34,9 +33,13 @@ _UNFINISHED = re.compile(
 
 
 class FoundCheckpoint(NamedTuple):
-    """A file or folder in a checkpoint folder. ``stamp`` changes whenever it is written;
-    ``content`` identifies what is saved, in the forms of `recovery.checkpoints.content`, and is ""
-    until `identified` has read it."""
+    """A file or folder in a checkpoint folder.
+
+    Attributes:
+        stamp: changes whenever it is written.
+        modified_ns: the last change.
+        content: identifies what is saved, in the forms of `gputui.recovery.checkpoints.content`; "" until it is read.
+    """
 
     path: str
     stamp: str
@@ -51,8 +54,12 @@ def is_unfinished(name: str) -> bool:
 
 
 def list_checkpoints(directory: Path, pattern: str) -> list[FoundCheckpoint]:
-    """Checkpoints that match a glob relative to the directory, except unfinished files, newest
-    first. Empty if there is no directory. Raises OSError if it cannot be read."""
+    """The checkpoints in a directory, newest first; none if there is no directory. Raises OSError if it cannot be
+    read.
+
+    Args:
+        pattern: a glob relative to the directory. Unfinished files do not count.
+    """
     try:
         # For the errors: glob finds nothing in a directory that cannot be read.
         os.scandir(directory).close()
@@ -85,8 +92,11 @@ def _without_links(files: list[FoundCheckpoint]) -> list[FoundCheckpoint]:
 
 
 def measured(path: Path) -> FoundCheckpoint | None:
-    """Stamp, size and last change of a file, or of the files in a folder. None if it is neither,
-    missing or unreadable. A link counts as what it leads to."""
+    """Stamp, size and last change of a file, or of the files in a folder; a link counts as what it leads to.
+
+    Returns:
+        None if it is neither, missing or unreadable.
+    """
     try:
         status = path.stat()
         if stat.S_ISREG(status.st_mode):

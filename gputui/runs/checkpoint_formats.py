@@ -45,11 +45,16 @@ _BAD_JSON = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
 
 
 class CheckpointInfo(NamedTuple):
-    """A checkpoint and the result of its validation. ``why`` says what was checked, or what is
-    wrong; ``place`` is that in the order of the run's checkpoints.
+    """A checkpoint and the result of its validation.
 
-    ``is_unknown``: its format cannot be checked. ``is_unreadable``: it could not be read now, with
-    ``is_missing`` because it does not exist. ``is_replaced``: something else is there now.
+    Attributes:
+        step: None if unknown.
+        why: what was checked, or what is wrong, as the end of a sentence about it.
+        place: in the order of the run's checkpoints.
+        is_unknown: its format cannot be checked.
+        is_unreadable: it could not be read now.
+        is_missing: it could not be read because it does not exist.
+        is_replaced: something else is there now.
     """
 
     path: Path
@@ -65,8 +70,12 @@ class CheckpointInfo(NamedTuple):
 
 
 class Checksums(NamedTuple):
-    """Accepted digests: any of ``whole`` for the checkpoint, and for each part (by path relative to
-    its folder) any of its digests. A file has two while it is being replaced."""
+    """The accepted digests of a checkpoint; a file has two while it is being replaced.
+
+    Attributes:
+        whole: those of the checkpoint itself.
+        parts: those of each part, by path relative to its folder.
+    """
 
     whole: set[str]
     parts: Mapping[str, set[str]]
@@ -146,8 +155,10 @@ def _sha256_of(file: BufferedReader) -> str:
 
 
 def checksums_of(path: Path) -> Checksums | None:
-    """The hashes beside a file; None if there are none. The first line belongs to the checkpoint
-    whatever its name, so that both can be renamed together. Raises InvalidError or OSError."""
+    """The hashes beside a file; None if there are none. Raises InvalidError or OSError.
+
+    The first line belongs to the checkpoint whatever its name, so that both can be renamed together.
+    """
     try:
         data = read_regular(path.with_name(path.name + CHECKSUM_SUFFIX), MAX_CHECKSUMS_BYTES)
     except FileNotFoundError:
@@ -212,9 +223,9 @@ def _check_safetensors(file: BufferedReader, size: int) -> str:
     try:
         header: dict[str, Any] = json.loads(file.read(length))
         entries = [entry for name, entry in header.items() if name != "__metadata__"]
-        places = sorted(tuple(entry["data_offsets"]) for entry in entries)
-        ends = [0, *(stop for _, stop in places)]
-        has_gaps = [start for start, _ in places] != ends[:-1]
+        ranges = sorted(tuple(entry["data_offsets"]) for entry in entries)
+        ends = [0, *(stop for _, stop in ranges)]
+        has_gaps = [start for start, _ in ranges] != ends[:-1]
         described = 8 + length + ends[-1]
     except _BAD_JSON:
         raise InvalidError("is damaged: its header cannot be read") from None

@@ -31,9 +31,17 @@ class _Code(NamedTuple):
 
 
 def run_code_diff(runs: Path, first_id: str, second_id: str) -> list[str]:
-    """The lines of the diff from the code of the run ``first_id`` to that of ``second_id``, after a
-    head line for each, with the secrets of both redacted. ``runs`` is the folder of all runs. Runs git,
-    which may take seconds. Raises CodeUnknownError or SpecError."""
+    """The diff from the code of one run to that of another, after a head line for each, without secrets.
+
+    Runs git, which may take seconds.
+
+    Args:
+        runs: the folder of all runs.
+
+    Raises:
+        CodeUnknownError: a run did not run in a git checkout.
+        SpecError: its specification cannot be read.
+    """
     codes: list[_Code] = []
     secrets: list[str] = []
     heads: list[str] = []
@@ -53,11 +61,11 @@ def _difference(code: _Code, former: _Code) -> Sequence[str]:
     if (code.commit, code.diff) == (former.commit, former.diff):
         return ["The tracked files are the same."]
     with tempfile.TemporaryDirectory(prefix="gputui-") as folder:
-        for place in dict.fromkeys((former.workdir, code.workdir)):
-            trees = [_tree(place, version, Path(folder)) for version in (code, former)]
+        for workdir in dict.fromkeys((former.workdir, code.workdir)):
+            trees = [_tree(workdir, version, Path(folder)) for version in (code, former)]
             if None not in trees:
                 text = _git(
-                    place, Path(folder), "diff", "--no-color", "--no-ext-diff", "--no-textconv", *map(str, trees)
+                    workdir, Path(folder), "diff", "--no-color", "--no-ext-diff", "--no-textconv", *map(str, trees)
                 )
                 if text is not None:
                     return text.splitlines() or ["The tracked files are the same."]

@@ -17,9 +17,12 @@ CUT = "\n… cut here: the diff is longer\n"
 
 
 def read_code(workdir: Path) -> dict[str, Any] | None:
-    """``{commit, branch, changed_files, diff}`` of the git checkout around a folder; None if it is
-    in none, or git fails. ``branch`` is None for a detached HEAD. ``diff`` is from the commit to
-    the tracked files; ``changed_files`` counts untracked files too."""
+    """``{commit, branch, changed_files, diff}`` of the git checkout around a folder; None if it is in none, or git
+    fails.
+
+    The branch is None for a detached HEAD. The diff is from the commit to the tracked files; changed files count
+    untracked ones too.
+    """
     names = run_git(workdir, "rev-parse", "HEAD", "--abbrev-ref", "HEAD")
     if names is None or len(names.split()) != 2:
         return None

@@ -34,8 +34,14 @@ SHIM_MARGIN_SECONDS = 5.0
 
 
 class Launch(Struct, frozen=True):
-    """The command of an attempt: an argument vector, run without a shell; the environment added to
-    the user's; the working directory; and how long a stop may take."""
+    """The command of an attempt.
+
+    Attributes:
+        argv: run without a shell.
+        env: added to the user's environment.
+        cwd: the working directory.
+        grace_seconds: how long a stop may take.
+    """
 
     argv: tuple[str, ...]
     env: dict[str, str]
@@ -94,8 +100,8 @@ class PieceError(ValueError):
 
 
 def find_pieces(argv: Sequence[str]) -> list[tuple[int, int]]:
-    """The optional pieces ``[--option {parameter}]`` in words, as (first word, word after the
-    last). Raises PieceError for one that is not closed, holds another, or has no parameter."""
+    """The optional pieces ``[--option {parameter}]`` in words, each by its first word and the word after its last.
+    Raises PieceError for one that is not closed, holds another, or has no parameter."""
     pieces: list[tuple[int, int]] = []
     first = 0
     depth = 0
@@ -172,16 +178,23 @@ def as_typed(params: Mapping[str, Scalar], spellings: Mapping[str, str]) -> Mapp
 def build_launch(
     spec: RunSpec,
     *,
-    run_id: str,
     run_dir: str,
     attempt: int,
     params: Mapping[str, Scalar],
     placement: Placement,
     checkpoint: str | None,
 ) -> Launch:
-    """The command of one attempt. The GPUs of ``placement`` are UUIDs or indices, as the profile
-    requires. Raises ValueError if the script resumes by a step that the checkpoint's name does not
-    have."""
+    """The command of one attempt.
+
+    Args:
+        run_dir: the run's folder, whose name is the run's id.
+        placement: its GPUs are UUIDs or indices, as the profile requires.
+        checkpoint: the path to resume from.
+
+    Raises:
+        ValueError: the script resumes by a step that the checkpoint's name does not have.
+    """
+    run_id = PurePath(run_dir).name
     params = as_typed(params, spec.spellings)
     values = values_for(params, run_dir, checkpoint)
     resume = () if spec.checkpoints is None else tuple(spec.checkpoints.resume)
@@ -244,17 +257,19 @@ def checkpoint_directory(spec: RunSpec, run_dir: Path) -> Path | None:
     return in_run(spec.checkpoints.directory, spec, run_dir)
 
 
-def checkpoint_place(spec: RunSpec) -> tuple[str, str]:
-    """The folder, with its placeholders, and the pattern of the checkpoints that a run saves: where its profile names
-    none, those that are recognised below its working directory."""
+def checkpoint_location(spec: RunSpec) -> tuple[str, str]:
+    """The folder, with its placeholders, and the pattern of the checkpoints that a run saves.
+
+    Where the profile names none, they are recognised below the working directory.
+    """
     if spec.checkpoints is None:
         return spec.workdir, LEARNED
     return spec.checkpoints.directory, spec.checkpoints.pattern
 
 
 def watched_checkpoints(spec: RunSpec, run_dir: Path) -> tuple[Path, str]:
-    """`checkpoint_place` with the folder of this run."""
-    folder, pattern = checkpoint_place(spec)
+    """`checkpoint_location` with the folder of this run."""
+    folder, pattern = checkpoint_location(spec)
     return in_run(folder, spec, run_dir), pattern
 
 

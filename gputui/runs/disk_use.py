@@ -19,9 +19,11 @@ class FileUse(NamedTuple):
     size_bytes: int
 
 
-def files_below(folder: Path) -> Iterator[FileUse]:
-    """Everything below a folder: links as themselves, hard links once. What vanishes meanwhile is left out. Raises
-    OSError for what cannot be read."""
+def sized_entries(folder: Path) -> Iterator[FileUse]:
+    """Everything below a folder with its size: links as themselves, hard links once. Raises OSError.
+
+    What vanishes meanwhile is left out.
+    """
     linked: set[tuple[int, int]] = set()
     waiting = [os.fspath(folder)]
     while waiting:
@@ -49,7 +51,7 @@ def folder_bytes(folder: Path, seconds: float) -> int | None:
     deadline = time.monotonic() + seconds
     total = 0
     try:
-        for file in files_below(folder):
+        for file in sized_entries(folder):
             total += file.size_bytes
             if time.monotonic() > deadline:
                 return None

@@ -31,9 +31,13 @@ class GpuCondition(Struct, frozen=True):
 
     Attributes:
         sample: None if it has not been read yet.
-        processes: those on it that belong to no run of this home; has_processes: there are any.
-        holders: the runs that lease it; shared_by, shares: as in `GpuAvailability`.
-        quarantine: the reason of one; alert: the title of an active one.
+        slow: the values that are read less often.
+        processes: those on it that belong to no run of this home.
+        has_processes: any process is on it.
+        holders: the runs that lease it.
+        shared_by, shares: as in `GpuAvailability`.
+        quarantine: the reason of one.
+        alert: the title of an active one.
         locked_by: another home or user that holds its lock, in words.
         is_excluded: ``gpus.yaml`` leaves it to others.
         is_lingering: a process of an ended attempt is still on it.

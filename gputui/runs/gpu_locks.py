@@ -29,8 +29,13 @@ class GpuHeldError(Exception):
 
 
 class HeldLocks(Struct, frozen=True):
-    """Locks of the files ``paths``, held through ``descriptors``. ``problems`` name unusable lock
-    files, with a remedy."""
+    """Locks that are held.
+
+    Attributes:
+        descriptors: through which they are held.
+        paths: the locked files.
+        problems: unusable lock files, with a remedy.
+    """
 
     descriptors: tuple[int, ...] = ()
     paths: tuple[str, ...] = ()
@@ -43,7 +48,12 @@ class HeldLocks(Struct, frozen=True):
 
 
 class LockHolder(Struct, frozen=True):
-    """What a lock file says about who holds it: anybody may write there, so it is only shown."""
+    """The content of a lock file about who holds it: anybody may write there, so it is only shown.
+
+    Attributes:
+        pid, start_ticks, boot_id: the process, as in `ProcessIdentity`.
+        workspace: the label of its home.
+    """
 
     pid: int
     start_ticks: int
@@ -101,8 +111,10 @@ class GpuLocks(Struct, frozen=True):
         return None
 
     def take(self, uuids: Sequence[str], *, shared: bool = False) -> HeldLocks:
-        """Lock all GPUs or none: alone, or ``shared`` with others that share them. Raises
-        GpuHeldError. An unusable lock file is skipped: it must not keep anyone from a GPU."""
+        """Lock all GPUs or none: alone, or ``shared`` with others that share them. Raises GpuHeldError.
+
+        An unusable lock file is skipped: it must not keep anyone from a GPU.
+        """
         # Makes the private folder of a home with simulated GPUs; that of all users is always there.
         self.folder.mkdir(PRIVATE_DIR_MODE, exist_ok=True)
         uuid_of = {str(self.path(uuid)): uuid for uuid in uuids}

@@ -103,11 +103,11 @@ def is_of_another_user(pid: int) -> bool:
 
 
 def open_pidfd(pid: int) -> int | None:
-    """A descriptor of the process that has ``pid`` now, readable when it ends. None if a sandbox
-    forbids the call, or this Python lacks it, as those do that conda builds with old kernel
-    headers.
+    """A descriptor of the process that has ``pid`` now, readable when it ends. Raises ProcessLookupError.
 
-    Raises ProcessLookupError when no process has that number.
+    Returns:
+        None if a sandbox forbids the call, or this Python lacks it, as those do that conda builds with old kernel
+        headers.
     """
     try:
         return os.pidfd_open(pid)
@@ -156,7 +156,7 @@ class HeldElsewhereError(Exception):
 
 
 class Holder(Struct, frozen=True):
-    """The process that locked it last. ``is_agents``: an agent started it, not a person."""
+    """The process that locked a file last; ``is_agents``: an agent started it, not a person."""
 
     identity: ProcessIdentity
     is_agents: bool

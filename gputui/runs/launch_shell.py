@@ -39,9 +39,14 @@ _LIMITS = {
 
 
 class LaunchShell(Struct, frozen=True):
-    """``limits`` are (soft, hard) by the names of getrlimit(2) without RLIMIT_, -1 is unlimited;
-    ``affinity`` lists CPUs; ``clients`` are the variables of the commands of a target. None is
-    unknown: the command inherits the agent's."""
+    """The environment of a launching shell. None is unknown: the command inherits the agent's.
+
+    Attributes:
+        environment: the variables that a run inherits.
+        limits: soft and hard ones by the names of getrlimit(2) without RLIMIT_; -1 is unlimited.
+        affinity: CPUs.
+        clients: the variables of the commands of a target.
+    """
 
     environment: Mapping[str, str] = msgspec.field(default_factory=dict)
     limits: Mapping[str, tuple[int, int]] = msgspec.field(default_factory=dict)

@@ -79,8 +79,10 @@ def written_checkpoints(folder: Path, since: float, excluded: Collection[Path]) 
 
 
 def _folder_of_save(parent: PurePath, root: Path, whole: Collection[str]) -> str | None:
-    """The folder below ``root`` that is one save with all in it, that of a file among them: by its number, or as one
-    of the ``whole`` ones; None if each file is a save of its own."""
+    """The folder below ``root`` that is one save with all in it, at or above ``parent``; None if each file is one.
+
+    It is known by its number, or as one of the ``whole`` folders.
+    """
     above = [folder for folder in (parent, *parent.parents) if folder != root and folder.is_relative_to(root)]
     unnumbered = [folder for folder in above if str(folder) in whole]
     numbered = [folder for folder in above if _FOLDER_NAME.fullmatch(folder.name)]

@@ -77,9 +77,16 @@ _BEFORE_STAMP = re.compile(
 
 
 def line_time(line: str, near: float) -> float | None:
-    """The time of a line, in UTC unix seconds; None if no timestamp is at its start, after the
-    prefixes of launchers and loggers. A timestamp without a zone is local time; one without a year
-    is in the year that brings it nearest to ``near`` (UTC unix seconds)."""
+    """The time of a line, in UTC unix seconds.
+
+    A timestamp without a zone is local time.
+
+    Args:
+        near: a timestamp without a year is in the year that brings it nearest to this time (UTC unix seconds).
+
+    Returns:
+        None if no timestamp is at its start, after the prefixes of launchers and loggers.
+    """
     position = 0
     while position < _BEGINS_WITHIN:
         if match := _ISO.match(line, position):
@@ -97,8 +104,10 @@ def line_time(line: str, near: float) -> float | None:
 
 
 def lines_by(lines: Sequence[str], at: float) -> int | None:
-    """The number of lines written by a time (UTC unix seconds); None if no line has a time. Lines
-    are in time order, and one without a time belongs to the line before it."""
+    """The number of lines written by a time (UTC unix seconds); None if no line has a time.
+
+    Lines are in time order, and one without a time belongs to the line before it.
+    """
     later: int | None = None
     # The time asked for is mostly near the end.
     for number in range(len(lines) - 1, -1, -1):

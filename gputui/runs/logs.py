@@ -39,8 +39,10 @@ _LINE_END = re.compile(r"\r\n|\r|\n")
 
 
 class RankLog(Struct, frozen=True):
-    """One log file. ``rank`` is None for ``output.log``, which belongs to the launcher, and for
-    what a target's job printed itself."""
+    """One log file.
+
+    ``rank`` is None for ``output.log``, which belongs to the launcher, and for what a target's job printed itself.
+    """
 
     rank: int | None
     stream: Stream
@@ -48,8 +50,13 @@ class RankLog(Struct, frozen=True):
 
 
 class LogWindow(Struct, frozen=True):
-    """A piece of a log: its text, the byte offsets that it spans, and the file's size. ``start``
-    differs from the requested offset if the file has shrunk, or a gap begins there."""
+    """A piece of a log.
+
+    Attributes:
+        start, end: the byte offsets that it spans. The start differs from the requested one if the file has shrunk, or
+            a gap begins there.
+        size: the file's, in bytes.
+    """
 
     text: str
     start: int
@@ -97,7 +104,7 @@ def output_state(attempt_dir: Path) -> tuple[tuple[str, int, int], ...]:
 
 
 def written_at(attempt_dir: Path) -> float | None:
-    """When a log of an attempt last changed (UTC unix seconds); None without logs."""
+    """The last time that a log of an attempt changed (UTC unix seconds); None without logs."""
     return max((changed_ns / 1e9 for _, _, changed_ns in output_state(attempt_dir)), default=None)
 
 
@@ -128,9 +135,12 @@ def lines_of(text: str, max_characters: int = MAX_LINE_CHARACTERS) -> list[str]:
 
 
 def printed_lines(text: str, begun: str = "") -> tuple[list[str], str]:
-    """The lines of a log as a terminal shows them: of the states that carriage returns overwrite,
-    such as those of a progress bar, the last that is not blank. Also returns an unfinished line,
-    which is ``begun`` for the next piece."""
+    """The lines of a log as a terminal shows them: of the states that carriage returns overwrite, such as those of a
+    progress bar, the last that is not blank.
+
+    Returns:
+        The lines, and an unfinished one, which is ``begun`` for the next piece.
+    """
     *complete, rest = (begun + text).split("\n")
     lines = [last_state(line) for line in complete]
     if rest and not rest.endswith("\r"):
@@ -167,9 +177,14 @@ def tail_text(path: Path, max_bytes: int, max_characters: int = MAX_LINE_CHARACT
 def read_window(
     path: Path, offset: int, max_bytes: int, *, partial: bool = False, as_written: bool = False
 ) -> LogWindow:
-    """Whole lines from byte ``offset`` on, at most ``max_bytes`` long in total; an unfinished one
-    only with ``partial``, or if it fills the window. Carriage returns are line ends unless
-    ``as_written``."""
+    """Read whole lines of a log.
+
+    Args:
+        offset: the byte at which they begin.
+        max_bytes: of all lines together.
+        partial: also read an unfinished line; without it only one that fills the window.
+        as_written: carriage returns are no line ends.
+    """
     data, start, size = _read(path, offset, max_bytes)
     end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
     if partial or (end == 0 and len(data) >= max_bytes):

@@ -27,9 +27,12 @@ NOT_INSTALLED = "apprise is not installed here: pip install 'gputui[notify]'"
 
 
 class Message(Struct, frozen=True):
-    """A message of at most ten ``lines`` below its title, without secrets.
+    """A message without secrets.
 
-    ``fields`` are the facts for commands, by lower-case names; see `gputui.agent.notify.messages`.
+    Attributes:
+        lines: at most ten below the title.
+        fields: the facts for commands, by lower-case names; see `gputui.agent.notify.messages`.
+        run_id: the run that it is about.
     """
 
     event: NoticeEvent | Literal["test"]
@@ -45,8 +48,13 @@ class Message(Struct, frozen=True):
 
 
 class Recipient(Struct, frozen=True):
-    """An entry of ``notify.yaml``: an address of apprise, or the words of a command. Of alerts it
-    gets those of at least ``min_severity``."""
+    """An entry of ``notify.yaml``.
+
+    Attributes:
+        to: an address of apprise, or the words of a command.
+        events: the events that it is told of.
+        min_severity: of alerts.
+    """
 
     to: str | tuple[str, ...]
     events: tuple[NoticeEvent, ...] = DEFAULT_EVENTS
@@ -98,7 +106,17 @@ def obstacle_to(recipient: Recipient) -> str | None:
 
 
 class PendingMessage(Struct, frozen=True):
-    """An unsent message. ``tries`` counts those begun, ``problem`` says why the last one failed."""
+    """An unsent message, as it is stored.
+
+    Attributes:
+        at: when it was made (UTC unix seconds).
+        recipient: the digest.
+        label: names the recipient for people.
+        message: the `Message` as JSON.
+        tries: those begun.
+        due_at: the next one (UTC unix seconds).
+        problem: why the last one failed.
+    """
 
     notice_id: int
     run_id: str | None
@@ -127,8 +145,12 @@ def put(
     now: float,
     active_alert_id: int | None = None,
 ) -> None:
-    """Add a message for each recipient, one for all entries of an address. ``now`` is UTC unix seconds;
-    of an alert whose end is to be told to the same recipients, ``active_alert_id`` is the id."""
+    """Add a message for each recipient, one for all entries of an address.
+
+    Args:
+        now: UTC unix seconds.
+        active_alert_id: the alert whose end is to be told to the same recipients.
+    """
     text = msgspec.json.encode(message).decode()
     for recipient in {recipient.digest: recipient for recipient in recipients}.values():
         insert(
@@ -192,8 +214,12 @@ def note_given_up(connection: sqlite3.Connection, notice_id: int, now: float, pr
 
 
 class Cursor(Struct, frozen=True):
-    """How far the news were read: the newest transition, study's move and alert of which messages
-    were made, and when the queue was last told to be empty (UTC unix seconds)."""
+    """The point up to which news were made messages.
+
+    Attributes:
+        transition_id, move_id, alert_id: the newest change of a run and of a study, and the newest alert.
+        queue_empty_at: when the queue was last told to be empty (UTC unix seconds).
+    """
 
     transition_id: int
     move_id: int

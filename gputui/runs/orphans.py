@@ -20,8 +20,10 @@ _PAUSE_SECONDS = 0.05
 
 
 class MarkedProcess(Struct, frozen=True):
-    """A living process of this user with the tag of one of this home's runs, or a descendant of
-    one. ``attempt`` is None if the tag lacks it."""
+    """A living process of this user with the tag of one of this home's runs, or a descendant of one.
+
+    ``attempt`` is None if the tag lacks it.
+    """
 
     identity: ProcessIdentity
     run_id: str

@@ -70,8 +70,12 @@ class SocketEnd(NamedTuple):
 
 
 class Socket(NamedTuple):
-    """An Internet socket with its state, a code of the kernel. ``moved_bytes`` are those that it has received, and
-    that its remote end has acknowledged; None if unknown, as for UDP."""
+    """An Internet socket.
+
+    Attributes:
+        state: a code of the kernel.
+        moved_bytes: those that it has received, and that its remote end has acknowledged; None if unknown, as for UDP.
+    """
 
     local: SocketEnd
     remote: SocketEnd
@@ -173,9 +177,14 @@ def sockets_of(pid: int, sockets: Mapping[int, Socket]) -> list[Socket] | None:
 
 
 def outside(sockets: Sequence[Socket], run_sockets: Iterable[Socket]) -> list[Socket]:
-    """The ``sockets`` of a process that are connected to another machine, or to a program of this
-    machine that holds none of ``run_sockets``, those of its attempt; without those that others have
-    opened to it, as to read its metrics: nothing waits for them."""
+    """The sockets of a process that are connected to another machine, or to a program that is not of its attempt.
+
+    Those that others have opened to it, as to read its metrics, are left out: nothing waits for them.
+
+    Args:
+        sockets: those of the process.
+        run_sockets: those of its whole attempt.
+    """
     run_sockets = tuple(run_sockets)
     own_ports = {connection.local.port for connection in run_sockets}
     served_ports = {connection.local.port for connection in run_sockets if connection.state == _LISTENING}

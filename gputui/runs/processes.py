@@ -39,8 +39,12 @@ _TAG = b"GPUTUI_RUN_DIR"
 
 
 class AttemptProcess(Struct, frozen=True):
-    """A living process. ``rank`` is None for those without one, such as torchrun;
-    ``local_world_size`` is the number of ranks on this machine, None if unknown."""
+    """A living process of an attempt.
+
+    Attributes:
+        rank: None for those without one, such as torchrun.
+        local_world_size: the number of ranks on this machine; None if unknown.
+    """
 
     identity: ProcessIdentity
     rank: int | None = None
@@ -202,9 +206,14 @@ def _listed(run_dir: Path, attempt: int | None, living: Mapping[int, ProcessStat
 
 
 class HostProcess(Struct, frozen=True):
-    """One process. ``cpu_percent`` is of one core, since the previous reading (None in the first);
-    ``memory_bytes`` is unshared resident memory. ``run_id`` and ``rank`` come from its own tag or
-    its ancestors'. ``running_seconds`` is since its start."""
+    """One process of the screen's table.
+
+    Attributes:
+        cpu_percent: of one core, since the previous reading; None in the first.
+        memory_bytes: unshared resident memory.
+        run_id, rank: from its own tag or its ancestors'.
+        running_seconds: since its start.
+    """
 
     pid: int
     parent_pid: int

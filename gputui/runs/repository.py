@@ -49,8 +49,10 @@ def fitting_name(text: str) -> str:
 
 
 def next_run_id(connection: sqlite3.Connection, name: str, taken_folders: set[str]) -> tuple[str, int]:
-    """A new id ``name-N`` and the run's place in the order of all runs. N goes on from the highest
-    that the name had; ids whose folder still exists, and names of other runs, are skipped."""
+    """A new id ``NAME-N``, and the run's place in the order of all runs.
+
+    N goes on from the highest that the name had; ids whose folder still exists, and names of other runs, are skipped.
+    """
     sequence = connection.execute("SELECT coalesce(max(sequence), 0) + 1 FROM runs").fetchone()[0]
     # By id: a run that was renamed keeps the id of its launch.
     start = f"{name}-"
@@ -75,29 +77,35 @@ def _note_number(connection: sqlite3.Connection, run_id: str) -> None:
         )
 
 
-def insert_run(
-    connection: sqlite3.Connection,
-    *,
-    run_id: str,
-    sequence: int,
-    name: str,
-    spec: RunSpec,
-    params: Mapping[str, Scalar],
-    now: float,
-    actor: str,
-    cause: str = "launched",
-) -> None:
-    """A new run, queued."""
+class NewRun(Struct, frozen=True):
+    """A run to be stored.
+
+    Attributes:
+        sequence: its place in the order of all runs.
+        spec: its specification without secrets.
+        params: those of its first attempt, without secrets.
+    """
+
+    run_id: str
+    sequence: int
+    name: str
+    spec: RunSpec
+    params: Mapping[str, Scalar]
+
+
+def insert_run(connection: sqlite3.Connection, new: NewRun, *, now: float, actor: str, cause: str = "launched") -> None:
+    """Insert a run, which is queued."""
+    spec = new.spec
     insert(
         connection,
         "runs",
-        run_id=run_id,
-        sequence=sequence,
-        name=name,
+        run_id=new.run_id,
+        sequence=new.sequence,
+        name=new.name,
         profile=spec.name,
         state=RunState.QUEUED,
         spec=json.dumps(spec.to_json()),
-        params=json.dumps(dict(params)),
+        params=json.dumps(dict(new.params)),
         created_at=now,
         queued_at=now,
         priority=spec.priority,
@@ -105,16 +113,18 @@ def insert_run(
         study_id=spec.study_id,
         trial=spec.trial,
     )
-    _note_number(connection, run_id)
-    _set_roles(connection, run_id, spec)
-    insert(connection, "transitions", run_id=run_id, at=now, to_state=RunState.QUEUED, cause=cause, actor=actor)
+    _note_number(connection, new.run_id)
+    _set_roles(connection, new.run_id, spec)
+    insert(connection, "transitions", run_id=new.run_id, at=now, to_state=RunState.QUEUED, cause=cause, actor=actor)
 
 
 def move(
     connection: sqlite3.Connection, run: Run, target: RunState, *, cause: str, actor: str = "agent", now: float
 ) -> None:
-    """Move a run to another state and record the cause. What is learned late, or after a clock was
-    set back, is recorded at the time of the move before it. Raises ForbiddenMoveError."""
+    """Move a run to another state and record the cause. Raises ForbiddenMoveError.
+
+    What is learned late, or after a clock was set back, is recorded at the time of the move before it.
+    """
     check_move(run.state, target)
     cause = redact_text(cause)
     changes: dict[str, object] = {"ended_at": now if target.is_over else None}
@@ -336,8 +346,12 @@ def leases_in_use(connection: sqlite3.Connection) -> set[str]:
 def take_leases(
     connection: sqlite3.Connection, run_id: str, uuids: Sequence[str], now: float, *, share: float = 1.0
 ) -> None:
-    """Lease more GPUs to a run, all or none. Raises sqlite3.IntegrityError if others hold one, unless
-    all take a ``share`` of it that leaves room, and are trials of one study or runs of none."""
+    """Lease more GPUs to a run, all or none.
+
+    Raises:
+        sqlite3.IntegrityError: others hold one, unless all take a ``share`` of it that leaves room, and are trials of
+            one study or runs of none.
+    """
     for uuid in sorted(uuids):
         lease = connection.execute(
             "SELECT share FROM leases WHERE gpu_uuid = ? AND run_id = ?", (uuid, run_id)
@@ -359,9 +373,13 @@ def end_lease(connection: sqlite3.Connection, run_id: str, uuid: str) -> None:
 
 
 class NextAttempt(Struct, frozen=True):
-    """Environment and preconditions of a run's next attempt, in a row that the attempt's start
-    deletes. ``env`` overrides the profile's variables; ``since`` is when both were decided (UTC
-    unix seconds)."""
+    """What was decided for a run's next attempt, in a row that the attempt's start deletes.
+
+    Attributes:
+        env: overrides the profile's variables.
+        preconditions: of its start.
+        since: when both were decided (UTC unix seconds).
+    """
 
     env: dict[str, str] = msgspec.field(default_factory=dict)
     preconditions: tuple[Mapping[str, Any], ...] = ()

@@ -1,9 +1,14 @@
-"""The scheduler: which queued run starts on which GPUs, as a pure function of queue and GPUs."""
+"""The scheduler: which queued run starts on which GPUs, as a pure function of queue and GPUs.
+
+Only `read_waiting_runs` reads the store.
+"""
 
 from __future__ import annotations
 
 import re
+import sqlite3
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -11,8 +16,60 @@ import msgspec
 from msgspec import Struct
 
 from gputui.core.units import count_of, index_ranges
-from gputui.runs.stored_spec import spec_of
-from gputui.store.runs import Run
+from gputui.runs.stored_spec import known_spec, spec_of
+from gputui.store import queue
+from gputui.store.run_states import RunState
+from gputui.store.runs import Run, get_run, queued_runs
+
+
+class WaitingRuns(NamedTuple):
+    """The queued runs.
+
+    Attributes:
+        runs: in the order of the queue.
+        not_yet: why a run waits for another one or for a time, by its id.
+        is_paused: the queue is paused.
+    """
+
+    runs: tuple[Run, ...] = ()
+    not_yet: Mapping[str, str] = {}
+    is_paused: bool = False
+
+
+def read_waiting_runs(connection: sqlite3.Connection, now: float) -> WaitingRuns:
+    """Read the queue at ``now``, without runs whose specification is damaged. Raises sqlite3.Error."""
+    runs = tuple(run for run in queued_runs(connection) if known_spec(run) is not None)
+    reasons = {run.run_id: why for run in runs if (why := why_not_yet(connection, run, now)) is not None}
+    return WaitingRuns(runs, reasons, queue.pause(connection) is not None)
+
+
+def why_not_yet(connection: sqlite3.Connection, run: Run, now: float) -> str | None:
+    """The reason why a run does not start yet that follows others or begins at a time. Raises sqlite3.Error.
+
+    Returns:
+        None once all of them succeeded, or ended, and the time has come, or if it has started before.
+    """
+    if run.attempt:
+        return None
+    spec = spec_of(run)
+    for run_id in (*spec.after, *spec.after_any):
+        predecessor = get_run(connection, run_id)
+        is_over = predecessor is None or predecessor.state.is_over
+        if run_id in spec.after_any and not is_over:
+            return f"waits for {run_id} to end"
+        if run_id in spec.after and not is_over:
+            return f"waits for {run_id} to succeed"
+        state = "was removed" if predecessor is None else predecessor.state
+        if run_id in spec.after and state is not RunState.SUCCEEDED:
+            return f"waits for {run_id}, which {state}; stop it to end the wait"
+    if spec.begin_at is None or now >= spec.begin_at:
+        return None
+    begin = time.localtime(spec.begin_at)
+    today = time.localtime(now)
+    if begin[:3] == today[:3]:
+        return time.strftime("begins at %H:%M", begin)
+    return time.strftime("begins on %d %b at %H:%M", begin)
+
 
 PAUSED = "waits for the queue, which is paused"
 
@@ -54,7 +111,7 @@ class GpuAvailability(Struct, frozen=True):
 
 
 class Start(NamedTuple):
-    """The run starts now on these GPUs. ``replaced`` has the reason for each that it loses."""
+    """The run starts now on these GPUs; ``replaced`` has the reason for each that it loses."""
 
     run: Run
     uuids: tuple[str, ...]
@@ -62,9 +119,13 @@ class Start(NamedTuple):
 
 
 class Wait(NamedTuple):
-    """The run waits. ``in_service`` is the number of usable GPUs if a recovering run waits while
-    some that it held are out of service; else None. ``promised`` are the GPUs that no later run
-    gets before it."""
+    """The run waits.
+
+    Attributes:
+        in_service: the number of usable GPUs if a recovering run waits while some that it held are out of service;
+            else None.
+        promised: the GPUs that no later run gets before it.
+    """
 
     run: Run
     reason: str
@@ -100,17 +161,15 @@ def shares_by_fraction(run: Run, _gpu: GpuAvailability) -> int:
 
 
 def schedule(
-    queue: Sequence[Run],
+    waiting: WaitingRuns,
     gpus: Sequence[GpuAvailability] | None,
     *,
-    paused: bool = False,
     cpu_limit: int = sys.maxsize,
     cpu_running: int = 0,
     places_gpus: Callable[[Run], bool] = lambda _: True,
-    not_yet: Callable[[Run], str | None] = lambda _: None,
     share_of: ShareOf = shares_by_fraction,
 ) -> list[Start | Wait]:
-    """Decide for each run of ``queue``, in order, whether it starts now.
+    """Decide for each run of the queue, in order, whether it starts now.
 
     - Runs that still lease GPUs come first: no other run can have those GPUs.
     - A waiting run is promised every GPU that it could use, so that small runs never starve a large
@@ -122,18 +181,24 @@ def schedule(
     - Runs without GPUs start while there is room for their ranks; one that waits holds back later
       ones, and one with more ranks than the limit starts when no other runs.
 
-    ``places_gpus`` is False for a run on another machine, which waits for nothing here.
-    ``not_yet`` returns why a run waits for another one, or for a time; it is promised nothing. ``gpus`` is
-    None before the sampler's first report. While ``paused``, only recovering runs start.
+    - While the queue is paused, only recovering runs start. A run that waits for another one, or for a time, is
+      promised nothing.
+
+    Args:
+        gpus: None before the sampler's first report.
+        cpu_limit: the ranks of runs without GPUs that this machine takes at a time.
+        cpu_running: those that run.
+        places_gpus: False for a run on another machine, which waits for nothing here.
+        share_of: the number of runs that may use a GPU at a time.
     """
     outcomes: list[Start | Wait] = []
     promised: dict[str, str] = {}
     pool = _GpuPool(gpus or (), share_of)
-    for run in sorted(queue, key=lambda run: not pool.has_lease_of(run)):
+    for run in sorted(waiting.runs, key=lambda run: not pool.has_lease_of(run)):
         outcome: Start | Wait
-        if paused and not is_recovering(run):
+        if waiting.is_paused and not is_recovering(run):
             outcome = Wait(run, PAUSED)
-        elif (reason := not_yet(run)) is not None:
+        elif (reason := waiting.not_yet.get(run.run_id)) is not None:
             outcome = Wait(run, reason)
         elif not places_gpus(run):
             outcome = Start(run, ())
@@ -209,11 +274,11 @@ def _place_on_gpus(run: Run, pool: _GpuPool, promised_gpus: Mapping[str, str]) -
     # one, those with more free memory, in GiB, since a run that has just started holds none yet.
     takes_part = spec_of(run).gpus.share < 1 and spec_of(run).study_id is None
 
-    def rank(gpu: GpuAvailability) -> tuple[bool, int, int, tuple[int, ...]]:
+    def preference(gpu: GpuAvailability) -> tuple[int, ...]:
         free_gibibytes = (gpu.free_bytes or 0) >> 30 if takes_part else 0
-        return gpu not in held_gpus, -free_gibibytes, len(gpu.holders), gpu.preference
+        return (gpu not in held_gpus, -free_gibibytes, len(gpu.holders), *gpu.preference)
 
-    free = sorted((gpu for gpu in candidates if blocks[gpu.uuid] is None), key=rank)
+    free = sorted((gpu for gpu in candidates if blocks[gpu.uuid] is None), key=preference)
     # Its own GPUs are free within seconds: it waits for them instead of moving to others.
     free_soon = [gpu for gpu in held_gpus if gpu in free or gpu.is_settling]
     if len(free_soon) >= gpu_count > sum(gpu in free for gpu in held_gpus):
@@ -235,7 +300,9 @@ def _place_on_gpus(run: Run, pool: _GpuPool, promised_gpus: Mapping[str, str]) -
 
 def _wait_reason(candidates: Sequence[GpuAvailability], blocks: Mapping[str, str | None], gpu_count: int) -> str:
     """``1 of 2 GPUs free · GPUs 0–3 used by vit-1; GPU 4 lost``: what is missing first, as lists cut the end.
-    ``blocks`` has the reason for each blocked GPU by UUID."""
+
+    ``blocks`` has the reason for each blocked GPU, by UUID.
+    """
     by_reason: dict[str, list[GpuAvailability]] = {}
     for gpu in candidates:
         if (reason := blocks[gpu.uuid]) is not None:

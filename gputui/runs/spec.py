@@ -63,11 +63,17 @@ SHELL_GPUS = "CUDA_VISIBLE_DEVICES"
 
 
 class GpuRequest(Struct, frozen=True):
-    """The GPUs that a run requests: any ``count`` free ones, or exactly those in ``uuids``; none
-    for a CPU run. ``min_count`` is the fewest with which recovery may continue when GPUs fail; None
-    is ``count``. ``shell`` is CUDA_VISIBLE_DEVICES of the launching shell, where that chose them.
-    ``beside_desktop`` also accepts a GPU whose graphics processes hold much of its memory. ``share``
-    is the part of its one GPU that the run takes, beside others up to the whole."""
+    """The GPUs that a run requests; none for a CPU run.
+
+    Attributes:
+        count: any so many free ones.
+        uuids: exactly these, if any are named.
+        memory_bytes: free on each.
+        min_count: the fewest with which recovery may continue when GPUs fail; None is ``count``.
+        shell: CUDA_VISIBLE_DEVICES of the launching shell, where that chose them.
+        beside_desktop: also accept a GPU whose graphics processes hold much of its memory.
+        share: the part of its one GPU that the run takes, beside others up to the whole.
+    """
 
     count: int = 0
     uuids: tuple[str, ...] = ()
@@ -86,9 +92,14 @@ class GpuRequest(Struct, frozen=True):
 
 
 class MetricsSpec(Struct, frozen=True):
-    """One source of a run's metrics. ``path`` may hold ``{run_dir}`` and a glob (hf); ``patterns``
-    are regular expressions with named groups, for printed metrics. ``step`` names the column or
-    group of the step, None for the usual names; ``units`` are factors of values, by name."""
+    """One source of a run's metrics.
+
+    Attributes:
+        path: may hold ``{run_dir}`` and a glob (hf).
+        patterns: regular expressions with named groups, for printed metrics.
+        step: the column or group of the step; None for the usual names.
+        units: factors of values, by name.
+    """
 
     kind: MetricsKind
     path: str | None = None
@@ -105,9 +116,14 @@ class BestMetric(Struct, frozen=True):
 
 
 class CheckpointSpec(Struct, frozen=True):
-    """Folder and glob of checkpoints, and the tokens that resume from ``{checkpoint}``. ``keep`` is
-    the number of the newest ones that are kept, None for all; ``keep_best`` names the metric by
-    which the best one is kept too."""
+    """The checkpoints that a profile names.
+
+    Attributes:
+        directory, pattern: folder and glob.
+        resume: the tokens that resume from ``{checkpoint}``.
+        keep: the number of the newest ones that are kept; None for all.
+        keep_best: the metric by which the best one is kept too.
+    """
 
     directory: str
     pattern: str
@@ -140,10 +156,42 @@ class Phase(Struct, frozen=True):
 class RunSpec(Struct, frozen=True):
     """Everything needed to start an attempt but its parameters, GPUs and checkpoint.
 
-    ``launcher`` is a name in LAUNCHERS. ``program`` is what follows the interpreter
-    (``("train.py",)`` or ``("-m", "trainer")``), or a whole command. ``args`` are tokens, split
-    once as a shell would; None means ``--key value`` for each parameter. Placeholders are
-    substituted inside tokens, so that a value can never become two arguments.
+    Placeholders are substituted inside tokens, so that a value can never become two arguments.
+
+    Attributes:
+        name: of the profile.
+        launcher: a name in LAUNCHERS.
+        program: what follows the interpreter (``("train.py",)`` or ``("-m", "trainer")``), or a whole command.
+        workdir: of the command; for a typed command the folder where it was typed.
+        python: the interpreter; None where the command names its own program.
+        python_origin: why it was taken; None on a target, and without an interpreter.
+        profile_path: None for a run of a command.
+        typed: the words of a typed command.
+        spellings: the text of a typed number, by parameter. A script may take 1 and 1e-3, and neither 1.0 nor 0.001.
+        nproc: the number of ranks.
+        visible: whether CUDA_VISIBLE_DEVICES holds UUIDs or indices.
+        disk_bytes: free on the disk before the start.
+        args: tokens, split once as a shell would; None means ``--key value`` for each parameter.
+        loss: the metric that is the training loss; None leaves it to the usual names.
+        best: the metric that the run is judged by.
+        roles: parameters by what they are for (ROLE_NAMES).
+        multiples: the number that recovery keeps a parameter a multiple of.
+        scopes: whether a parameter counts per rank or over all ranks.
+        recovery, alerts: as in the profile.
+        grace_seconds: the time to end after a stop.
+        gates: least or most values of metrics at the end.
+        sinks: destinations by form of export, with {run_dir}, {run_id} and parameters.
+        target: as of the launch: name, kind and the kind's options; None for this machine.
+        study_id, trial: the run's study, and its trial there.
+        tuned: parameters that recovery must not change.
+        notify: every recipient of messages is told of its end and of its recoveries.
+        after, after_any: the ids of runs that must have succeeded, or only ended, before its first attempt starts.
+        begin_at: it does not start before this time (UTC unix seconds).
+        time_limit_seconds: the time that it may train until a person starts it again; None on a target, which has its
+            own.
+        code: of its working directory at the launch (`code_version`); its diff is in the private specification only.
+        phases: parameters that change at checkpoints; those of the first phase are in ``params`` already.
+        shell: the environment of the launch; in the private specification only.
     """
 
     name: str
@@ -151,12 +199,9 @@ class RunSpec(Struct, frozen=True):
     program: tuple[str, ...]
     workdir: str
     python: str | None = None
-    # None on a target, and where the command names its own program.
     python_origin: PythonOrigin | None = None
-    # None for a run of a command; ``typed`` are its words then, and ``workdir`` where they were typed.
     profile_path: str | None = None
     typed: tuple[str, ...] = ()
-    # By parameter: the text of its typed number. A script may take 1 and 1e-3, and neither 1.0 nor 0.001.
     spellings: Mapping[str, str] = msgspec.field(default_factory=dict)
     nproc: int = 1
     gpus: GpuRequest = msgspec.field(default_factory=GpuRequest)
@@ -166,13 +211,10 @@ class RunSpec(Struct, frozen=True):
     args: tuple[str, ...] | None = None
     env: Mapping[str, str] = msgspec.field(default_factory=dict)
     metrics: tuple[MetricsSpec, ...] = ()
-    # The metric that is the training loss; None leaves it to the usual names.
     loss: str | None = None
     best: BestMetric | None = None
     checkpoints: CheckpointSpec | None = None
     roles: Mapping[str, str] = msgspec.field(default_factory=dict)
-    # By parameter: the number that recovery keeps it a multiple of, and whether it counts per rank
-    # or over all ranks.
     multiples: Mapping[str, int] = msgspec.field(default_factory=dict)
     scopes: Mapping[str, Scope] = msgspec.field(default_factory=dict)
     recovery: Mapping[str, Any] = msgspec.field(default_factory=lambda: {"policy": "standard"})
@@ -180,29 +222,18 @@ class RunSpec(Struct, frozen=True):
     grace_seconds: float = 30.0
     priority: int = 0
     gates: Mapping[str, float] = msgspec.field(default_factory=dict)
-    # By form of export: its destination, with {run_dir}, {run_id} and parameters.
     sinks: Mapping[str, str] = msgspec.field(default_factory=dict)
-    # The target as of the launch: name, kind and the kind's options; None for this machine.
     target: Mapping[str, Any] | None = None
-    # The run's study and trial; ``tuned`` are parameters that recovery must not change.
     study_id: str | None = None
     trial: int | None = None
     tuned: tuple[str, ...] = ()
-    # Every recipient of messages is told of its end and of its recoveries.
     notify: bool = False
-    # The ids of runs that must have succeeded, or only ended, before its first attempt starts, and
-    # the time before which it does not (UTC unix seconds).
     after: tuple[str, ...] = ()
     after_any: tuple[str, ...] = ()
     begin_at: float | None = None
-    # The time that it may train until a person starts it again; None on a target, which has its own.
     time_limit_seconds: float | None = None
-    # The code of its working directory at the launch (`code_version`); its diff is in the private
-    # specification only.
     code: Mapping[str, Any] | None = None
-    # Parameters that change at checkpoints; those of the first phase are in ``params`` already.
     phases: tuple[Phase, ...] = ()
-    # The environment of the launch; in the private specification only.
     shell: LaunchShell | None = None
 
     def ranks_on(self, gpus: int) -> int:

@@ -1,6 +1,8 @@
-"""Submit a run to the agent. The specification is passed in a private file that the command row
-names, because it may hold secrets (a token in the environment), which must never be in the
-database."""
+"""Submit a run to the agent.
+
+The specification is passed in a private file that the command row names, because it may hold
+secrets (a token in the environment), which must never be in the database.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,8 @@ import json
 import os
 import secrets
 import sqlite3
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -35,25 +38,18 @@ def submit_run(
     """Ask the agent to queue a run with this shell's environment and the version of its code;
     return the command's id. Raises OSError or sqlite3.Error."""
     spec = replace(spec, shell=capture(), code=read_code(Path(spec.workdir)))
-    return submit_ticket(workspace, connection, "run", spec, {"name": name}, actor, now=now)
+    with ticket_for(workspace, spec) as ticket:
+        arguments = {"name": name, **ticket}
+        return commands.submit(connection, "run", None, arguments, actor, now=now, doorbell=workspace.doorbell)
 
 
-def submit_ticket(
-    workspace: Workspace,
-    connection: sqlite3.Connection,
-    verb: str,
-    spec: RunSpec,
-    args: Mapping[str, Any],
-    actor: str,
-    *,
-    now: float,
-) -> int:
-    """Submit a command with a private specification; return its id. Raises OSError,
-    sqlite3.Error."""
+@contextmanager
+def ticket_for(workspace: Workspace, spec: RunSpec) -> Iterator[dict[str, Any]]:
+    """The arguments of a command with a private specification, which is to be submitted in this context. Raises
+    OSError."""
     ticket = write_ticket(workspace, spec)
     try:
-        arguments = {**args, "ticket": ticket, "asker": asker()}
-        return commands.submit(connection, verb, None, arguments, actor, now=now, doorbell=workspace.doorbell)
+        yield {"ticket": ticket, "asker": asker()}
     except sqlite3.Error:
         # Without a command nobody would remove it, and it may hold secrets.
         ticket_path(workspace, ticket).unlink()
@@ -72,9 +68,14 @@ def write_ticket(workspace: Workspace, spec: RunSpec) -> str:
 def ticket_to_renew(
     workspace: Workspace, run_id: str, options: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict
 ) -> dict[str, str]:
-    """The argument of a command that starts a run on a target again: a ticket with this shell's
-    environment for the target's commands, and the target as ``options`` change it; none for a run
-    on this machine. Raises SpecError, OSError, and what ``options`` raises."""
+    """The arguments of a command that starts a run on a target again; none for a run on this machine. Raises
+    SpecError, OSError, and what ``options`` raises.
+
+    The ticket has this shell's environment for the target's commands.
+
+    Args:
+        options: changes the target's options.
+    """
     spec = read_spec(workspace.run_dir(run_id) / SPEC_FILE)
     if spec.target is None:
         return {}

@@ -21,9 +21,11 @@ _REMOTE = ("nfs", "cifs", "smb", "fuse", "9p", "afs", "beegfs", "ceph", "gpfs", 
 
 
 def files_below(folder: Path, excluded: Collection[Path] = ()) -> Iterator[os.DirEntry[str]]:
-    """The regular files below a folder, nearest first, of at most MAX_ENTRIES entries, and MAX_FOLDER_ENTRIES of one
-    folder. Links to folders, and other file systems there that may not answer, are not followed, and what cannot be
-    read is passed over."""
+    """The regular files below a folder, nearest first, among MAX_ENTRIES entries, and MAX_FOLDER_ENTRIES of one folder.
+
+    Links to folders, and other file systems there that may not answer, are not followed, and what cannot be read is
+    passed over.
+    """
     waiting = deque([str(folder)])
     count = 0
     avoided = frozenset((*map(str, excluded), *_remote_mounts(folder)))

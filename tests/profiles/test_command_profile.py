@@ -221,7 +221,7 @@ def test_a_number_has_its_typed_text_until_it_changes(scripts: Path) -> None:
     assert spec.params["lr"] == 1.0 and spec.spellings == {"lr": "1"}
     for lr, text in ((1.0, "1"), (0.5, "0.5")):
         launch = build_launch(
-            spec, run_id="a-1", run_dir="/run", attempt=1, params={**spec.params, "lr": lr},
+            spec, run_dir="/run", attempt=1, params={**spec.params, "lr": lr},
             placement=Placement.here((), 1, 0), checkpoint=None,
         )  # fmt: skip
         assert launch.argv[-4:] == ("--lr", text, "--wd", "1e-4")

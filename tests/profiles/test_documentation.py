@@ -34,7 +34,7 @@ def test_every_example_is_a_valid_profile(text: str, tmp_path: Path) -> None:
 def test_the_environment_that_gputui_sets_is_documented_and_refused(tmp_path: Path) -> None:
     (tmp_path / "x.yaml").write_text("script: a.py\ngpus: 0")
     launch = build_launch(
-        resolve(load(tmp_path / "x.yaml")), run_id="r", run_dir="/r", attempt=1, params={},
+        resolve(load(tmp_path / "x.yaml")), run_dir="/r", attempt=1, params={},
         placement=Placement.here((), 1, 1), checkpoint="/c",
     )  # fmt: skip
     changeable = {"OMP_NUM_THREADS", "PYTHONUNBUFFERED", "PYTHONFAULTHANDLER", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"}

@@ -13,8 +13,8 @@ from gputui.machine.topology import GpuPair
 from gputui.profiles.gpu_checks import Expectation, GpuSituation, check_gpus, check_memory, expect, likely_gpus
 from gputui.profiles.recommend import recommend, usable
 from gputui.runs.gpu_conditions import GpuCondition
+from gputui.runs.scheduler import WaitingRuns
 from gputui.runs.spec import GpuRequest, RunSpec
-from gputui.runs.waiting_runs import WaitingRuns
 from gputui.store.gpu_use import PastPeak
 from gputui.store.run_states import RunState
 from gputui.store.runs import Run

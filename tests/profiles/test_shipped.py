@@ -31,7 +31,7 @@ def resolved(path: Path) -> RunSpec:
 def settings_of(spec: RunSpec, params: dict[str, Scalar], checkpoint: str | None = None) -> Settings:
     """The trainer's settings from the command line that gputui starts it with."""
     launch = build_launch(
-        spec, run_id="r", run_dir="/r", attempt=1, params=params, placement=Placement.here((), 2, 1),
+        spec, run_dir="/r", attempt=1, params=params, placement=Placement.here((), 2, 1),
         checkpoint=checkpoint,
     )  # fmt: skip
     words = launch.argv[launch.argv.index("trainer") + 1 :]

@@ -25,7 +25,6 @@ SPEC = RunSpec(
 
 def launch(spec: RunSpec = SPEC, **changes: object) -> Launch:
     arguments: dict[str, object] = {
-        "run_id": "demo-1",
         "run_dir": "/state/runs/demo-1",
         "attempt": 3,
         "params": spec.params,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from gputui.runs.disk_use import files_below, folder_bytes
+from gputui.runs.disk_use import folder_bytes, sized_entries
 
 
 def test_a_folder_takes_what_du_says(tmp_path: Path) -> None:
@@ -25,7 +25,7 @@ def test_a_folder_takes_what_du_says(tmp_path: Path) -> None:
     du = subprocess.run(["du", "-s", "-B1", str(folder)], capture_output=True, text=True, check=True)
     assert total is not None and total + of_folder == int(du.stdout.split()[0])
     assert 580_000 < total < 1 << 21
-    assert sum(path.endswith((".pt", "shared.bin")) for path, _ in files_below(folder)) == 3
+    assert sum(path.endswith((".pt", "shared.bin")) for path, _ in sized_entries(folder)) == 3
 
 
 def test_what_cannot_be_read_in_time_is_unknown(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -10,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from gputui.runs.scheduler import GpuAvailability, Start, Wait, schedule
+from gputui.runs import scheduler
+from gputui.runs.scheduler import GpuAvailability, Start, Wait, WaitingRuns
 from gputui.runs.spec import GpuRequest, RunSpec
 from gputui.runs.stored_spec import spec_of
 from gputui.store.run_states import RunState
@@ -41,6 +43,17 @@ def run(
     )
     stored = json.dumps(spec.to_json())
     return Run(name, 1, name, name, RunState.QUEUED, 0, {}, stored, 0.0, 0.0, not_before, gpu_count=gpu_count)
+
+
+def schedule(
+    queue: Sequence[Run],
+    gpus: Sequence[GpuAvailability] | None,
+    *,
+    paused: bool = False,
+    not_yet: Mapping[str, str] | None = None,
+    **options: Any,
+) -> list[Start | Wait]:
+    return scheduler.schedule(WaitingRuns(tuple(queue), not_yet or {}, paused), gpus, **options)
 
 
 def gpus(count: int, **changes: GpuAvailability) -> list[GpuAvailability]:
@@ -200,5 +213,5 @@ def test_no_gpu_is_given_twice_and_none_that_is_held(sizes: list[int], count: in
 
 def test_a_run_that_follows_another_waits_and_holds_back_nobody() -> None:
     first, second = run("a", 2), run("b", 2)
-    outcomes = schedule([first, second], gpus(2), not_yet=lambda one: "waits for z" if one is first else None)
+    outcomes = schedule([first, second], gpus(2), not_yet={"a": "waits for z"})
     assert outcomes == [Wait(first, "waits for z"), Start(second, ("g0", "g1"))]

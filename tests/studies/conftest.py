@@ -131,9 +131,13 @@ class StudyHome(Home):
         sequence = self.value("SELECT coalesce(max(sequence), 0) + 1 FROM runs")
         with transaction(self.connection):
             repository.insert_run(
-                self.connection, run_id=run_id, sequence=sequence, name=command.args["name"], spec=spec,
-                params=spec.params, now=self.now, actor=command.actor,
-            )  # fmt: skip
+                self.connection,
+                repository.NewRun(
+                    run_id=run_id, sequence=sequence, name=command.args["name"], spec=spec, params=spec.params
+                ),
+                now=self.now,
+                actor=command.actor,
+            )
             assert rows.adopt_run(self.connection, STUDY, spec.trial or 0, command.command_id, run_id)
         ticket.unlink()
         self.begin_attempt(run_id)

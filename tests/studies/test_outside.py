@@ -256,9 +256,13 @@ def warm_desk(begin: Begin) -> StudyHome:
         run_id = f"earlier-{number}"
         with transaction(home.connection):
             repository.insert_run(
-                home.connection, run_id=run_id, sequence=100 + number, name=run_id, spec=BASE,
-                params={"rate": 0.1 * (number + 1)}, now=home.now, actor="me",
-            )  # fmt: skip
+                home.connection,
+                repository.NewRun(
+                    run_id=run_id, sequence=100 + number, name=run_id, spec=BASE, params={"rate": 0.1 * (number + 1)}
+                ),
+                now=home.now,
+                actor="me",
+            )
         home.begin_attempt(run_id)
         home.line(run_id, 99, 0.1 + number)
         home.move(run_id, RunState.SUCCEEDED)

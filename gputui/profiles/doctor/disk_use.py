@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 from gputui.core.config import Workspace
 from gputui.core.units import bytes_text
 from gputui.runs.checks import CheckResult
-from gputui.runs.disk_use import files_below
+from gputui.runs.disk_use import sized_entries
 from gputui.store.database import StoreError, open_reader
 
 SECONDS = 5.0
@@ -66,7 +66,7 @@ def measure(workspace: Workspace, seconds: float = SECONDS) -> HomeUse:
     runs = Counter[str]()
     checkpoints = _checkpoints(workspace)
     try:
-        for path, size_bytes in files_below(workspace.state):
+        for path, size_bytes in sized_entries(workspace.state):
             names = path.removeprefix(f"{workspace.state}/").split("/")
             parts[_part(names, path, checkpoints)] += size_bytes
             if names[0] == "runs" and len(names) > 2:

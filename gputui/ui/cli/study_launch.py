@@ -23,7 +23,8 @@ from gputui.profiles.resolve import ResolveError
 from gputui.runs.identity import actor
 from gputui.runs.launch_shell import capture
 from gputui.runs.spec import RunSpec
-from gputui.runs.submission import submit_ticket
+from gputui.runs.submission import ticket_for
+from gputui.store.commands import submit
 from gputui.store.database import data_version
 from gputui.store.metrics.roles import LOSS
 from gputui.store.studies import StudyState, TrialRecord, TrialState, get_study, read_trials
@@ -130,10 +131,10 @@ def launch(session: Session, spec: StudySpec, profile: Profile, source: str, *, 
     situation = launch_spec.gpu_situation(session)
     launch_spec.refuse_failed(plans.check_first_trial(session.workspace, base, spec, situation))
     with closing(session.commander()) as connection, session.writing():
-        arguments = {"spec": spec.to_json(), "source": source}
-        command_id = submit_ticket(
-            session.workspace, connection, "study", replace(base, shell=capture()), arguments, actor(), now=time.time()
-        )
+        with ticket_for(session.workspace, replace(base, shell=capture())) as ticket:
+            arguments = {"spec": spec.to_json(), "source": source, **ticket}
+            doorbell = session.workspace.doorbell
+            command_id = submit(connection, "study", None, arguments, actor(), now=time.time(), doorbell=doorbell)
         study_id = str(session.wait(connection, command_id)["id"])
     if not wait:
         text = f"{study_id} started; gputui study show {study_id} shows it, gputui study stop {study_id} ends it"

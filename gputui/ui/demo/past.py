@@ -21,8 +21,9 @@ from gputui.agent.context import AgentContext
 from gputui.agent.health.alert_evaluation import AlertEvaluation
 from gputui.agent.lifecycle.attempt_end import end_attempt
 from gputui.agent.lifecycle.checkpoint_survey import scan, search_now, store_scan
-from gputui.agent.lifecycle.execution import examine, note_running, postmortem_task, read_rest
+from gputui.agent.lifecycle.execution import note_running, read_rest
 from gputui.agent.lifecycle.live_attempt import LiveAttempt
+from gputui.agent.lifecycle.postmortem import examine, postmortem_task
 from gputui.agent.lifecycle.preparation import Grant, prepare_attempt
 from gputui.agent.lifecycle.run_files import attempt_dir, open_metrics, resolved_run
 from gputui.core.config import PRIVATE_DIR_MODE, Workspace
@@ -202,9 +203,13 @@ class DemoPast:
         write_spec(folder / SPEC_FILE, spec)
         with transaction(connection):
             repository.insert_run(
-                connection, run_id=run_id, sequence=sequence, name=name, spec=redact_spec(spec),
-                params=spec.params, now=self.at, actor=actor,
-            )  # fmt: skip
+                connection,
+                repository.NewRun(
+                    run_id=run_id, sequence=sequence, name=name, spec=redact_spec(spec), params=spec.params
+                ),
+                now=self.at,
+                actor=actor,
+            )
             open_metrics(self.context.ingest, run_id, spec, folder)
             add_event(connection, "launched", f"launched by {actor}", now=self.at, run_id=run_id)
         return run_id

@@ -314,11 +314,12 @@ def launch(workspace: Workspace, spec: RunSpec, name: str | None) -> int:
 def start_study(workspace: Workspace, base: RunSpec, spec: StudySpec, source: str) -> int:
     """`launch` of a study: the specification of its runs, its own, and the text of its file."""
     from gputui.runs.launch_shell import capture
-    from gputui.runs.submission import submit_ticket
+    from gputui.runs.submission import ticket_for
 
-    ticket = replace(base, shell=capture()), {"spec": spec.to_json(), "source": source}, actor()
-    with closing(open_commander(workspace.database)) as store:
-        return submit_ticket(workspace, store, "study", *ticket, now=time.time())
+    private = replace(base, shell=capture())
+    with closing(open_commander(workspace.database)) as store, ticket_for(workspace, private) as ticket:
+        arguments = {"spec": spec.to_json(), "source": source, **ticket}
+        return submit(store, "study", None, arguments, actor(), now=time.time(), doorbell=workspace.doorbell)
 
 
 def withdraw_late(workspace: Workspace, command_id: int, seconds: float) -> None:

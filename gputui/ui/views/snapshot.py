@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from gputui.metrics.curves.model import ChartData, ChartRequest
 from gputui.metrics.progress import Progress
-from gputui.runs.waiting_runs import WaitingRuns
+from gputui.runs.scheduler import WaitingRuns
 from gputui.store.agent import AgentView
 from gputui.store.alerts import AlertView
 from gputui.store.attempts import Attempt

@@ -14,7 +14,7 @@ from gputui.metrics.progress import Progress
 from gputui.recovery.costs import Cost, total
 from gputui.recovery.run_history import RunHistory
 from gputui.runs import notices
-from gputui.runs.waiting_runs import WaitingRuns, read_waiting_runs
+from gputui.runs.scheduler import WaitingRuns, read_waiting_runs
 from gputui.store import alerts, queue
 from gputui.store.agent import AgentView
 from gputui.store.alerts import AlertView
