@@ -12,11 +12,10 @@ from typing import Any, NamedTuple
 import orjson
 
 from gputui.core.redaction import BY_LOOK, Redactor
-from gputui.metrics.arrivals import Arrivals
 from gputui.metrics.contract import ParsedLine, Rejected, excerpt
 from gputui.metrics.reduction import MetricLine, Reducer
 from gputui.metrics.rewritten import Correction, VersionComparison
-from gputui.metrics.source_state import SourceState
+from gputui.metrics.source_state import Arrivals, SourceState
 from gputui.metrics.values import NullReader
 from gputui.store.events import EventKind
 from gputui.store.metrics.roles import take_names
@@ -150,12 +149,25 @@ class Batch:
 
     def _new_part(self, offset: int, parsed: ParsedLine) -> ParsedLine | None:
         """What is stored of a line: without what is another source's, secret or stored already. None if nothing."""
-        timed = self._with_time_of_day(parsed)
-        unrefused = self._without_refused(timed)
+        timed = parsed
+        latest = math.inf
+        if self.arrived_at is not None:
+            latest = self.arrived_at + _CLOCK_ERROR_SECONDS
+        if parsed.time is None or not _FIRST_TIME_SECONDS <= parsed.time <= latest:
+            timed = self._without_time(parsed)
+        unrefused: ParsedLine | None = timed
+        if self.source.refused:
+            unrefused = self._without_refused(timed)
         if unrefused is None:
             return None
-        public = self._without_secrets(unrefused)
-        measured = self._with_nan(public)
+        public = unrefused
+        if not unrefused.is_numeric:
+            public = self._without_secrets(unrefused)
+        measured = public
+        if "event" not in public.values:
+            with_nan = self.source.nulls.of(public.rank).read(public.values)
+            if with_nan is not public.values:
+                measured = _with_values(public, with_nan)
         if self.comparison is None:
             return measured
         new_part = self.comparison.take_new_part(offset, measured)
@@ -188,13 +200,8 @@ class Batch:
             self.last_step = step
         self.last_step = max(self.last_step, step)
 
-    def _with_time_of_day(self, line: ParsedLine) -> ParsedLine:
-        """A line without a time that cannot be the time of day of a training: that is called ``time_``."""
-        latest = math.inf
-        if self.arrived_at is not None:
-            latest = self.arrived_at + _CLOCK_ERROR_SECONDS
-        if line.time is not None and _FIRST_TIME_SECONDS <= line.time <= latest:
-            return line
+    def _without_time(self, line: ParsedLine) -> ParsedLine:
+        """A line whose time is not the time of day of a training: if it is there, that is called ``time_``."""
         if line.values.get("time") is None:
             return line._replace(time=None)
         self.notes["times_unknown"] = MetricsNote("times_unknown", None, _TIME_IS_OTHER)
@@ -203,7 +210,7 @@ class Batch:
     def _without_refused(self, line: ParsedLine) -> ParsedLine | None:
         """A line without the names that are left to a better source; None if nothing else is measured."""
         refused = self.source.refused
-        if not refused or line.values.keys().isdisjoint(refused):
+        if line.values.keys().isdisjoint(refused):
             return line
         values = {name: value for name, value in line.values.items() if name not in refused}
         if values.keys() <= _NOT_MEASURED:
@@ -212,23 +219,12 @@ class Batch:
 
     def _without_secrets(self, line: ParsedLine) -> ParsedLine:
         """A line whose text is redacted. Where "event" is a logger's message, that is called ``event_``."""
-        if line.is_numeric:
-            return line
         if line.step is not None and "event" in line.values and _is_measurement(line.values):
             line = _renamed(line, "event")
         redacted = self.source.redactor.value(line.values)
         if redacted == line.values:
             return line
         return _with_values(line, redacted)
-
-    def _with_nan(self, line: ParsedLine) -> ParsedLine:
-        """A line with NaN for the nulls that stand for it."""
-        if "event" in line.values:
-            return line
-        values = self.source.nulls.of(line.rank).read(line.values)
-        if values is line.values:
-            return line
-        return _with_values(line, values)
 
     def _note_newest(self, rank: int | None, at: float | None, values: Mapping[str, Any], *, is_numeric: bool) -> None:
         newest = self.newest.setdefault(rank, {})

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gputui.core.redaction import BY_LOOK, Redactor
-from gputui.metrics.arrivals import Arrivals
 from gputui.metrics.background import BackgroundReader
 from gputui.metrics.batch import Batch, MetricsNote, store_batch
 from gputui.metrics.formats import DEFAULT_READING, Reading
@@ -23,7 +22,7 @@ from gputui.metrics.history import HistoryReader
 from gputui.metrics.name_owners import NameOwners
 from gputui.metrics.reader import Boundary, FileReader
 from gputui.metrics.reduction import MetricLine, Reducer
-from gputui.metrics.source_state import SourceState
+from gputui.metrics.source_state import Arrivals, SourceState
 from gputui.metrics.sources import ATTEMPT_OUTPUT, ReadContext, SourceEnds, SourceRow, SourceTable
 from gputui.metrics.step_sources import store_steps
 from gputui.metrics.written_sources import FoundSource

@@ -42,7 +42,13 @@ THROUGHPUT = ("samples_per_s", "tokens_per_s", "images_per_s", "steps_per_s")
 
 
 class RankRow(NamedTuple):
-    """One rank's newest metrics. ``slowdown`` is its own time in a step over the median of all ranks' own times."""
+    """One rank's newest metrics, None what it has not reported.
+
+    Attributes:
+        at: UTC unix seconds.
+        step_seconds, data_seconds, comm_seconds: Of one step: all, waiting for data, waiting for other ranks.
+        slowdown: Its own time in a step over the median of all ranks' own times.
+    """
 
     rank: int
     step: int | None = None
@@ -79,8 +85,15 @@ STRAGGLER_RATIO = 1.2
 
 
 class Progress(Struct, frozen=True):
-    """The progress of a run, from its metrics. ``loss_name`` is the metric that is its loss; ``report_seconds`` is the
-    time between lines with a new step; ``metric`` is the one that its profile or study names as the one to judge by."""
+    """The progress of a run, from its metrics.
+
+    Attributes:
+        loss_name, loss: The metric that is its loss, and its newest value.
+        metric, metric_value: The metric that its profile or study judges by.
+        losses: A short curve of the loss, None where it is not finite.
+        report_seconds: The time between lines with a new step.
+        newest_at: When the newest line was written, UTC unix seconds.
+    """
 
     step: int | None = None
     total_steps: int | None = None

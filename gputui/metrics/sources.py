@@ -19,7 +19,6 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gputui.core.redaction import Redactor
-from gputui.metrics.arrivals import Arrivals
 from gputui.metrics.batch import LineSource
 from gputui.metrics.files import has_wildcards, may_overlap
 from gputui.metrics.formats import PRINTED_STREAMS, Reading, format_named
@@ -27,7 +26,7 @@ from gputui.metrics.history import HistoryReader
 from gputui.metrics.line_format import LineFormat
 from gputui.metrics.reader import Boundary, FileReader, ReadSource
 from gputui.metrics.rewritten import EarlierLines
-from gputui.metrics.source_state import SourceState
+from gputui.metrics.source_state import Arrivals, SourceState
 from gputui.metrics.trackers import TRACKERS
 from gputui.metrics.values import NullReader
 from gputui.metrics.written_sources import FoundSource
