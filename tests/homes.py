@@ -35,7 +35,7 @@ from gputui.runs.submission import SPEC_FILE, write_spec
 from gputui.store import queue
 from gputui.store.attempts import Attempt, get_attempt
 from gputui.store.database import open_writer, schema
-from gputui.store.hardware import quarantine
+from gputui.store.hardware import quarantine_failed
 from gputui.store.rows import insert, update
 from gputui.store.run_states import RunState
 from gputui.store.runs import Run, get_run
@@ -309,7 +309,7 @@ class Home:
         self.xid(index, 79, "GPU has fallen off the bus", seconds_ago=seconds_ago)
 
     def quarantine(self, index: int, reason: str, *, run_id: str = "vit-b16-1", seconds_ago: float = 700.0) -> None:
-        quarantine(self.connection, [uuid(index)], run_id=run_id, attempt=2, reason=reason, now=self.now - seconds_ago)
+        quarantine_failed(self.connection, [uuid(index)], run_id, 2, reason=reason, now=self.now - seconds_ago)
 
     def xid(self, index: int, code: int, text: str, *, seconds_ago: float = 100.0) -> None:
         at = self.now - seconds_ago

@@ -23,7 +23,7 @@ from gputui.metrics.sources import ReadContext
 from gputui.runs.executors import Executors
 from gputui.runs.processes import ProcessScanner
 from gputui.store.database import open_reader
-from gputui.store.events import EventKind, Severity, add_event
+from gputui.store.events import EventKind, NewEvent, Severity, add_event
 
 # The parts of a turn that serve each run stop after this.
 TURN_SECONDS = 0.016
@@ -94,15 +94,16 @@ class AgentContext(Struct, frozen=True):
         key: str | None = None,
     ) -> None:
         """Add an event of a run or of the agent itself, now. Raises sqlite3.Error."""
-        now = self.now()
-        add_event(self.connection, kind, text, now=now, key=key, severity=severity, run_id=run_id, attempt=attempt)
+        event = NewEvent(kind, text, key=key, severity=severity, run_id=run_id, attempt=attempt)
+        add_event(self.connection, event, now=self.now())
 
     def note_about(
         self, subject: str, kind: EventKind, text: str, *, severity: Severity = "warning", key: str | None = None
     ) -> None:
         """Add an event about something else than a run, now; ``subject`` names it for people. Raises
         sqlite3.Error."""
-        add_event(self.connection, kind, text, now=self.now(), key=key, severity=severity, subject=subject)
+        event = NewEvent(kind, text, key=key, severity=severity, subject=subject)
+        add_event(self.connection, event, now=self.now())
 
     @classmethod
     def of(

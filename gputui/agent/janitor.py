@@ -26,7 +26,7 @@ from gputui.profiles.home_files import SettingsFile, load_retention
 from gputui.runs.repository import transaction
 from gputui.store.agent import Retention
 from gputui.store.database import is_locked, open_commander, pragma, room
-from gputui.store.events import EventKind, add_event
+from gputui.store.events import EventKind, NewEvent, add_event
 
 log = logging.getLogger(__name__)
 
@@ -319,7 +319,7 @@ class Janitor:
 
     def _warn(self, kind: EventKind, text: str) -> None:
         with self.write() as connection:
-            add_event(connection, kind, text, now=self.now(), severity="warning")
+            add_event(connection, NewEvent(kind, text, severity="warning"), now=self.now())
 
 
 def bound_log(connection: sqlite3.Connection) -> None:

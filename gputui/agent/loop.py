@@ -39,7 +39,7 @@ from gputui.metrics.ingest import PUMP_SECONDS
 from gputui.runs.agent_process import agent_argv, has_views
 from gputui.runs.identity import identify
 from gputui.store.database import StoreCorruptError, is_same_file, open_writer, set_aside
-from gputui.store.events import add_event
+from gputui.store.events import NewEvent, add_event
 from gputui.version import VERSION
 
 log = logging.getLogger(__name__)
@@ -391,7 +391,7 @@ class Agent:
             connection = open_writer(path)
             now = self.started_at
             text = f"the database was damaged and set aside as {aside.name}; a new one was created"
-            add_event(connection, "database_replaced", text, now=now, severity="error")
+            add_event(connection, NewEvent("database_replaced", text, severity="error"), now=now)
             log.error("%s; set aside as %s", error, aside)
             return connection
 

@@ -14,7 +14,7 @@ import orjson
 
 from gputui.store.metrics import envelopes
 from gputui.store.metrics.envelopes import BLOCK_LINES, FAN, STRETCH_LINES, Entry
-from gputui.store.metrics.stored_lines import END, NOT_METRICS, START, as_float, named_by_event, rows_between
+from gputui.store.metrics.stored_lines import END, NOT_METRICS, START, LineQuery, as_float, named_by_event, rows_between
 
 MAX_NAMES = 500
 """The metrics that are reduced per stretch; a script that invents a name for each line must not
@@ -79,11 +79,10 @@ def _stored_lines(connection: sqlite3.Connection, source_id: int) -> list[Metric
     """The lines behind the last stretch."""
     last = envelopes.last_stretch(connection, source_id)
     begin = START if last is None else last.end
-    rows = rows_between(
-        connection, source_id, begin, END,
-        columns="generation, byte_offset, attempt, step, at, data",
-        where="AND (rank IS NULL OR rank = 0) AND step IS NOT NULL",
-    )  # fmt: skip
+    query = LineQuery(
+        "generation, byte_offset, attempt, step, at, data", "(rank IS NULL OR rank = 0) AND step IS NOT NULL"
+    )
+    rows = rows_between(connection, source_id, begin, END, query)
     return [
         MetricLine(generation, offset, attempt, step, at, named_by_event(orjson.loads(data)))
         for generation, offset, attempt, step, at, data in rows

@@ -32,7 +32,7 @@ from gputui.metrics.values import NullReader
 from gputui.metrics.written_sources import FoundSource
 from gputui.runs.spec import SpecError
 from gputui.runs.stored_spec import parse_spec
-from gputui.store.metrics.stored_lines import END, START, rows_between
+from gputui.store.metrics.stored_lines import END, START, LineQuery, rows_between
 
 # The format of an attempt's output, which is a source of its own. The run's source of format
 # PRINTED only says how to read it.
@@ -291,10 +291,8 @@ class SourceTable:
 
         def newest_lines() -> list[tuple[int | None, Mapping[str, Any]]]:
             with connect() as connection:
-                rows = rows_between(
-                    connection, row.source_id, START, END,
-                    columns="rank, data", is_newest_first=True, limit=_NEWEST_LINES,
-                ).fetchall()  # fmt: skip
+                query = LineQuery("rank, data", is_newest_first=True, limit=_NEWEST_LINES)
+                rows = rows_between(connection, row.source_id, START, END, query).fetchall()
             return [(rank, orjson.loads(data)) for rank, data in reversed(rows)]
 
         earlier = EarlierLines(row.source_id, connect, is_same_file=row.format == ATTEMPT_OUTPUT)

@@ -40,13 +40,13 @@ def submit_run(
     spec = replace(spec, shell=capture(), code=read_code(Path(spec.workdir)))
     with ticket_for(workspace, spec) as ticket:
         arguments = {"name": name, **ticket}
-        return commands.submit(connection, "run", None, arguments, actor, now=now, doorbell=workspace.doorbell)
+        return commands.submit(connection, "run", None, arguments, actor, now=now)
 
 
 @contextmanager
 def ticket_for(workspace: Workspace, spec: RunSpec) -> Iterator[dict[str, Any]]:
-    """The arguments of a command with a private specification, which is to be submitted in this context. Raises
-    OSError."""
+    """Give the arguments of a command with a private specification, which the caller submits inside; the agent is woken
+    at the end. Raises OSError."""
     ticket = write_ticket(workspace, spec)
     try:
         yield {"ticket": ticket, "asker": asker()}
@@ -54,6 +54,7 @@ def ticket_for(workspace: Workspace, spec: RunSpec) -> Iterator[dict[str, Any]]:
         # Without a command nobody would remove it, and it may hold secrets.
         ticket_path(workspace, ticket).unlink()
         raise
+    commands.ring(workspace.doorbell)
 
 
 def write_ticket(workspace: Workspace, spec: RunSpec) -> str:

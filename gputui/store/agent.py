@@ -16,8 +16,16 @@ from gputui.store.rows import records
 
 
 class AgentView(Struct, frozen=True):
-    """The agent's row. Times are UTC unix seconds; ``gpu_problem`` is a sentence that says why
-    there are no GPUs, or why they are not read; else None."""
+    """The agent's row. Times are UTC unix seconds.
+
+    Attributes:
+        ended_at: None while it lives, or if it was killed.
+        recording: It stores samples.
+        interval_seconds: The time between two ticks.
+        source: Where GPUs are read from, None while they are not.
+        gpu_problem: A sentence that says why there are no GPUs, or why they are not read; else None.
+        sampler_silent_seconds: How long its sampler has not answered, None if it does.
+    """
 
     pid: int
     version: str
@@ -59,7 +67,11 @@ class Retention(Struct, frozen=True):
 
 
 def age_words(seconds: float | None) -> str:
-    """``7 days``, ``5 years``, ``36 hours``, ``for ever``."""
+    """A limit of age in words.
+
+    >>> age_words(7 * DAY_SECONDS), age_words(None)
+    ('7 days', 'for ever')
+    """
     if seconds is None:
         return "for ever"
     for size, word in ((365 * DAY_SECONDS, "year"), (DAY_SECONDS, "day"), (3600.0, "hour")):
@@ -70,8 +82,14 @@ def age_words(seconds: float | None) -> str:
 
 
 class RecordStatus(Struct, frozen=True):
-    """Extent, size and limits of the record, for `gputui agent status`. Times are UTC unix seconds,
-    None if nothing is recorded. ``problem`` is why record.yaml cannot be used."""
+    """Extent, size and limits of the record, for `gputui agent status`.
+
+    Attributes:
+        problem: Why record.yaml cannot be used.
+        began_at, raw_since: Since when there are samples, and since when whole ones (UTC unix seconds); None if nothing
+            is recorded.
+        file_bytes, used_bytes: The size of the database, and without its free pages.
+    """
 
     retention: Retention
     problem: str | None

@@ -20,8 +20,17 @@ _SEVEREST_FIRST = "CASE severity WHEN 'error' THEN 0 WHEN 'warning' THEN 1 ELSE 
 
 
 class AlertView(Struct, frozen=True):
-    """One alert. Times are UTC unix seconds; ``cleared_at`` is None while it lasts. ``value`` and
-    ``threshold`` are in ``unit``, None if there is none or it is not finite."""
+    """One alert. Times are UTC unix seconds.
+
+    Attributes:
+        rule: The name of the rule that raised it.
+        subject_kind, subject_id, subject_name: What it is about: a run, a GPU, the host.
+        run_id: The run that it concerns, None if there is none.
+        cleared_at, cleared_because: None while it lasts.
+        acknowledged_at, acknowledged_by, silenced_until, silenced_by: By a person, None if nobody did.
+        value, threshold: In ``unit``; None if there is none or it is not finite.
+        sentence, remedy: What is wrong, and what helps.
+    """
 
     alert_id: int
     rule: str

@@ -32,10 +32,21 @@ class FellowStay(Struct, frozen=True):
 
 
 class Attempt(Struct, frozen=True):
-    """One attempt of a run: its inputs and its end. Its command has ended at ``exited_at``, and what
-    it left was examined by ``ended_at``, which is the same time then. ``executor`` has the fields of
-    its process's `runs.identity.ProcessIdentity`, None until that is known; ``placement`` is where a
-    target runs it, as it was reported last. ``fellows`` are those with which it shared its GPU."""
+    """One attempt of a run: its inputs and its end. Times are UTC unix seconds, None before their event.
+
+    Attributes:
+        gpus: UUIDs; none on a target.
+        launch: How its command was built.
+        exited_at: When its command ended.
+        ended_at: When what it left was examined, which is the same time then.
+        exit: The record of its end, None without one.
+        resumed_from, resumed_step: The checkpoint that it began from and its step, None for a start from the beginning.
+        first_step, last_step: Of its metrics.
+        stop_requested: Why its end was asked for, None if nobody did.
+        executor: The fields of its process's `runs.identity.ProcessIdentity`, None until that is known.
+        placement: Where a target runs it, as it was reported last; None on this machine.
+        fellows: Those with which it shared its GPU.
+    """
 
     run_id: str
     number: int
@@ -276,8 +287,10 @@ JOULES_PER_KWH = 3.6e6
 class AttemptCost(Struct, frozen=True):
     """The resources of one attempt so far, with its share of shared GPUs; None before it starts.
 
-    ``energy_joules`` is the sum over ``measured_gpus`` of its ``gpu_count`` GPUs, those with a
-    readable counter. ``is_final``: the attempt is over, and its energy is complete.
+    Attributes:
+        gpu_count, measured_gpus: How many it has, and how many of them have a readable counter of energy.
+        energy_joules: The sum over these counters.
+        is_final: The attempt is over, and its energy is complete.
     """
 
     attempt: int

@@ -38,9 +38,13 @@ NO_CHECKPOINT = "no_checkpoint"
 
 
 class CommandAnswer(Struct, frozen=True):
-    """The answer to a command. ``answered_at`` is UTC unix seconds, None if the command was
-    withdrawn. ``reason`` is a sentence if it was refused; ``result`` is for example ``{id,
-    state}``, or ``{refusal}`` with the kind of a refusal."""
+    """The answer to a command.
+
+    Attributes:
+        reason: A sentence, if it was refused.
+        result: For example ``{id, state}``, or ``{refusal}`` with the kind of a refusal.
+        answered_at: UTC unix seconds, None if the command was withdrawn.
+    """
 
     command_id: int
     verb: str
@@ -65,16 +69,16 @@ def submit(
     actor: str,
     *,
     now: float,
-    doorbell: Path | None = None,
 ) -> int:
-    """Insert a command and wake the agent; return the command's id. Raises sqlite3.Error."""
+    """Insert a command and return its id; `ring` wakes the agent. Raises sqlite3.Error."""
     texts = {"run_id": _storable(run_id), "args": json.dumps(dict(args)), "actor": _storable(actor)}
-    command_id = insert(connection, "commands", created_at=now, verb=verb, **texts)
-    if doorbell is not None:
-        # Without the notification, the agent finds the row a little later.
-        with contextlib.suppress(OSError):
-            doorbell.touch(mode=PRIVATE_FILE_MODE)
-    return command_id
+    return insert(connection, "commands", created_at=now, verb=verb, **texts)
+
+
+def ring(doorbell: Path) -> None:
+    """Wake the agent. Without the notification, it finds new commands a little later."""
+    with contextlib.suppress(OSError):
+        doorbell.touch(mode=PRIVATE_FILE_MODE)
 
 
 def answer(connection: sqlite3.Connection, command_id: int) -> CommandAnswer | None:
@@ -106,17 +110,27 @@ def wait_for_answer(
     pause: Callable[[float], None] = time.sleep,
     is_in_vain: Callable[[], bool] = lambda: False,
 ) -> CommandAnswer | None:
-    """Wait for the agent's answer. Without one in time, or if ``is_in_vain`` (called once a
-    second), withdraw the command and return None, so that the agent does not carry it out after the
-    client has gone. Raises NotWithdrawnError if the withdrawal cannot be written, or
-    sqlite3.Error."""
-    asked_at = time.monotonic()
-    deadline = asked_at + timeout_seconds
+    """Wait for the agent's answer.
+
+    Args:
+        pause: Waits for so many seconds.
+        is_in_vain: Called once a second; if true, the agent will not answer.
+
+    Returns:
+        None without an answer in time: the command is withdrawn, so that the agent does not carry it out after the
+        client has gone.
+
+    Raises:
+        NotWithdrawnError: The withdrawal cannot be written.
+        sqlite3.Error: The store cannot be read.
+    """
+    checked_at = time.monotonic()
+    deadline = checked_at + timeout_seconds
     while (command_answer := answer(connection, command_id)) is None:
-        if time.monotonic() >= asked_at + 1.0:
-            asked_at = time.monotonic()
+        if time.monotonic() >= checked_at + 1.0:
+            checked_at = time.monotonic()
             if is_in_vain():
-                deadline = min(deadline, asked_at)
+                deadline = min(deadline, checked_at)
         if time.monotonic() >= deadline:
             try:
                 if withdraw(connection, command_id):
@@ -163,7 +177,9 @@ def give_answer(
     result: Mapping[str, Any] | None = None,
 ) -> None:
     """Answer a command in the transaction of its changes. Raises WithdrawnError."""
-    result_json = None if result is None else json.dumps(dict(result))
+    result_json = None
+    if result is not None:
+        result_json = json.dumps(dict(result))
     answered = connection.execute(
         "UPDATE commands SET state = ?, reason = ?, result = ?, answered_at = ? "
         "WHERE command_id = ? AND state = 'pending'",

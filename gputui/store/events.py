@@ -6,10 +6,11 @@ import sqlite3
 from typing import Literal, get_args
 
 from msgspec import Struct
+from msgspec.structs import asdict
 
 from gputui.core.redaction import redact_text
 from gputui.store.rows import insert, records
-from gputui.store.run_history import appended
+from gputui.store.run_history import HistoryRow, appended
 
 # The meaning of ``key`` is in brackets; without brackets it is NULL.
 EventKind = Literal[
@@ -111,7 +112,19 @@ TRIAL_KINDS: tuple[EventKind, ...] = (
 """What a trial's run tells its own timeline alone: its study has one event of its end."""
 
 
-class EventView(Struct, frozen=True):
+class EventView(HistoryRow, frozen=True):
+    """One event.
+
+    Attributes:
+        at: UTC unix seconds.
+        subject: What it is of, if that is no run: a study, a GPU.
+        run_id, attempt: None for an event that is of none.
+        kind, key: For programs, see `EventKind`.
+        message: A sentence for people.
+    """
+
+    table = "events"
+
     event_id: int
     at: float
     severity: Severity
@@ -123,22 +136,26 @@ class EventView(Struct, frozen=True):
     message: str
 
 
-def add_event(
-    connection: sqlite3.Connection,
-    kind: EventKind,
-    message: str,
-    *,
-    now: float,
-    key: str | None = None,
-    severity: Severity = "info",
-    subject: str | None = None,
-    run_id: str | None = None,
-    attempt: int | None = None,
-) -> None:
+class NewEvent(Struct, frozen=True):
+    """An event to be stored, with the fields of `EventView`.
+
+    Attributes:
+        message: May hold secrets.
+    """
+
+    kind: EventKind
+    message: str
+    key: str | None = None
+    severity: Severity = "info"
+    subject: str | None = None
+    run_id: str | None = None
+    attempt: int | None = None
+
+
+def add_event(connection: sqlite3.Connection, event: NewEvent, *, now: float) -> None:
     """Insert an event, redacted, at ``now`` (UTC unix seconds)."""
-    where = {"subject": subject, "run_id": run_id, "attempt": attempt}
-    texts = {"key": _storable(key), "message": _storable(message)}
-    insert(connection, "events", at=now, severity=severity, kind=kind, **where, **texts)
+    texts = {"key": _storable(event.key), "message": _storable(event.message)}
+    insert(connection, "events", at=now, **{**asdict(event), **texts})
 
 
 def has_event(
@@ -169,14 +186,16 @@ def read_events(
     after_id: int = 0,
 ) -> list[EventView]:  # fmt: skip
     """Events, selected like `run_history.read_incidents`. Raises sqlite3.Error."""
-    return appended(connection, EventView, "events", run_id, at, limit, after_id)
+    return appended(connection, EventView, run_id, at, limit, after_id)
 
 
 def read_news(connection: sqlite3.Connection, at: float | None = None, *, limit: int) -> list[EventView]:
     """The machine's newest events in the order of their times; raises sqlite3.Error. A trial's of
     `TRIAL_KINDS` are not among them, nor a start that a resume, restart or retry has announced, nor
     what was seen of an attempt before it ended for that: its incident tells the cause."""
-    order = "event_id" if at is None else "at DESC, event_id"
+    order = "event_id"
+    if at is not None:
+        order = "at DESC, event_id"
     kinds = ", ".join(f"'{kind}'" for kind in TRIAL_KINDS)
     query = (
         f"SELECT * FROM events AS e WHERE (?1 IS NULL OR at <= ?1) AND NOT (kind IN ({kinds}) AND EXISTS "  # noqa: S608

@@ -48,25 +48,31 @@ def gpu_counts(connection: sqlite3.Connection, stays: Iterable[Stay]) -> GpuCoun
                 continue
             # What the whole host has in use is no peak of the GPU.
             counts_memory = not json_mapping(row[1]).get("memory_is_unified")
-            for table, since, limit in (
-                ("samples", limits.raw_since, math.inf),
-                ("minutes", limits.minutes_since, limits.raw_since),
-                ("hours", -math.inf, limits.minutes_since),
+            for table, times in (
+                ("samples", (limits.raw_since, math.inf)),
+                ("minutes", (limits.minutes_since, limits.raw_since)),
+                ("hours", (-math.inf, limits.minutes_since)),
             ):
-                begin = max(stay.begin, since)
-                end = min(stay.end, limit)
-                if begin < end:
-                    most = _count(connection, counts, table, row[0], stay, begin, end)
-                    if most is not None and counts_memory:
-                        counts.memory_used_bytes_most = max(most, counts.memory_used_bytes_most or 0)
+                most = _count(connection, counts, table, row[0], stay, times)
+                if most is not None and counts_memory:
+                    counts.memory_used_bytes_most = max(most, counts.memory_used_bytes_most or 0)
     return counts
 
 
 def _count(
-    connection: sqlite3.Connection, counts: GpuCounts, table: str, gpu_id: int, stay: Stay, begin: float, end: float
+    connection: sqlite3.Connection,
+    counts: GpuCounts,
+    table: str,
+    gpu_id: int,
+    stay: Stay,
+    times: tuple[float, float],
 ) -> int | None:
-    """Add the samples, minutes or hours of a stay in [begin, end); return its largest memory in
+    """Add the samples, minutes or hours of a stay between two times; return its largest memory in
     use. A span that overlaps in part counts in part, and its maximum not at all."""
+    begin = max(stay.begin, times[0])
+    end = min(stay.end, times[1])
+    if begin >= end:
+        return None
     mean = ""
     most = ""
     weight = "1"
@@ -110,8 +116,12 @@ PROCESS_SETS_LOOKED_AT = 60
 
 
 class PastPeak(Struct, frozen=True):
-    """One attempt: its parameters, its number of GPUs, the largest peak of its ranks (None if
-    unknown), and whether it ran out of GPU memory."""
+    """The memory that an attempt needed.
+
+    Attributes:
+        peak_bytes: The largest peak of its ranks, None if unknown.
+        ran_out: It ran out of GPU memory.
+    """
 
     run_id: str
     attempt: int

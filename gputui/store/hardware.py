@@ -53,12 +53,21 @@ class ProcessView(GpuProcess, frozen=True):
 class GpuView(GpuSample, frozen=True, kw_only=True):
     """A GPU: its newest sample with its facts, slow values, processes and lease.
 
-    ``state`` is ``stale`` if the newest sample is too old; ``age_seconds`` is its age. ``run_id``
-    leases the GPU, and ``rank`` is the rank of that run's process on it; ``shared_with`` are (id,
-    name) of others that share it, ``shares`` the part that each takes, and ``shared_by`` the study of
-    these trials, "" for runs of none. ``processes`` is None if the driver gave no list.
-    ``event_text`` is the driver's newest event; ``locked_by`` the other home or user that has locked
-    it now; ``is_excluded``: ``gpus.yaml`` leaves it to others.
+    Attributes:
+        at, age_seconds: The time (UTC unix seconds) and the age of the newest sample, None without one. The ``state``
+            of one that is too old is ``stale``.
+        facts: What does not change, see `gputui.machine.gpu_model.GpuFacts`.
+        slow: Its `GpuSlowSample`.
+        processes: None if the driver gave no list.
+        run_id, run_name: The run that leases it.
+        rank: That of this run's process on it.
+        last_seen_at: When the driver last listed it.
+        event_at, event_code, event_text: The driver's newest event.
+        shared_with: Id and name of other runs that share it.
+        shared_by: The study of these trials, "" for runs of none.
+        shares: The part that each run takes, by its id.
+        locked_by: The other home or user that has locked it now.
+        is_excluded: ``gpus.yaml`` leaves it to others.
     """
 
     index: int
@@ -420,8 +429,13 @@ def _processes(text: str | None) -> tuple[ProcessView, ...] | None:
 
 
 class Quarantined(Struct, frozen=True):
-    """A GPU in quarantine since a time; it failed under ``run_id`` and ``attempt``, or a person, the
-    ``actor``, set it aside."""
+    """A GPU in quarantine.
+
+    Attributes:
+        since: UTC unix seconds.
+        run_id, attempt: Under which it failed, None if a person set it aside.
+        actor: That person, None if it failed.
+    """
 
     uuid: str
     since: float
@@ -446,21 +460,21 @@ def quarantined(connection: sqlite3.Connection) -> dict[str, Quarantined]:
     return {gpu.uuid: gpu for gpu in records_of_gpus}
 
 
-def quarantine(
-    connection: sqlite3.Connection,
-    uuids: Sequence[str],
-    *,
-    reason: str,
-    now: float,
-    run_id: str | None = None,
-    attempt: int | None = None,
-    actor: str | None = None,
+def quarantine_failed(
+    connection: sqlite3.Connection, uuids: Sequence[str], run_id: str, attempt: int, *, reason: str, now: float
 ) -> None:
-    """Quarantine GPUs that failed in an attempt, or for a person; one that is in quarantine already
-    keeps its reason."""
-    whence = {"run_id": run_id, "attempt": attempt, "actor": actor}
+    """Quarantine GPUs that failed in an attempt; one that is in quarantine already keeps its reason."""
     for uuid in uuids:
-        insert(connection, "gpu_quarantine", "IGNORE", gpu_uuid=uuid, since=now, reason=reason, **whence)
+        _quarantine(connection, uuid, run_id=run_id, attempt=attempt, reason=reason, since=now)
+
+
+def quarantine_by(connection: sqlite3.Connection, uuid: str, actor: str, *, reason: str, now: float) -> None:
+    """Quarantine a GPU that a person sets aside, unless it is in quarantine already."""
+    _quarantine(connection, uuid, actor=actor, reason=reason, since=now)
+
+
+def _quarantine(connection: sqlite3.Connection, uuid: str, **columns: object) -> None:
+    insert(connection, "gpu_quarantine", "IGNORE", gpu_uuid=uuid, **columns)
 
 
 def clear(connection: sqlite3.Connection, uuid: str) -> bool:

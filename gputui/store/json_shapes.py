@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec.structs import asdict
 
@@ -131,21 +132,24 @@ def _placement_shape(placement: PlacementView | None) -> Shape | None:
     return {**asdict(placement), **times, "nodes": list(placement.nodes)}
 
 
+class FailureCosts(NamedTuple):
+    """What failures cost, as ``{lost_steps, lost_seconds, lost_gpu_hours}``: by incident, and their sum, None without
+    incidents."""
+
+    by_incident: Mapping[int, Shape] = MappingProxyType({})
+    total: Shape | None = None
+
+
 def show_shape(
     run: Run,
     attempts: Sequence[Attempt],
     incidents: Sequence[IncidentView],
     decisions: Sequence[DecisionView],
-    costs: Mapping[int, Shape] | None = None,
-    cost_of_failures: Shape | None = None,
+    lost: FailureCosts = FailureCosts(),  # noqa: B008 - immutable
     used: RunCost | None = None,
 ) -> Shape:
     """``gputui show RUN --json``. Of several incidents of an attempt, the first is shown, because
-    the others follow from it.
-
-    ``costs`` are ``{lost_steps, lost_seconds, lost_gpu_hours}`` by incident, ``cost_of_failures``
-    their sum, or null without incidents. ``used`` are the resources of the run and its attempts.
-    """
+    the others follow from it. ``used`` are the resources of the run and its attempts."""
     first: dict[int, IncidentView] = {}
     for incident in incidents:
         first.setdefault(incident.attempt, incident)
@@ -157,12 +161,12 @@ def show_shape(
         **run_shape(run),
         "attempts": [
             {
-                **_attempt_shape(attempt, first.get(attempt.number), decided, costs or {}),
+                **_attempt_shape(attempt, first.get(attempt.number), decided, lost.by_incident),
                 **_cost_shape(by_attempt.get(attempt.number)),
             }
             for attempt in attempts
         ],
-        "cost_of_failures": cost_of_failures,
+        "cost_of_failures": lost.total,
         **_cost_shape(used),
         "energy_is_partial": used is not None and used.energy_is_partial,
     }

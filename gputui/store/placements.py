@@ -22,11 +22,20 @@ _MAX_TEXT = 300
 
 
 class PlacementView(Struct, frozen=True):
-    """``reason`` is the target's message about the state, ``problem`` why the last contact failed.
-    ``limit_at`` is when the target will end the attempt, ``contact_at`` when the last successful
-    contact began: what the attempt wrote until then is here. ``gpus`` were asked for, on all nodes
-    together; the job waited for ``queued_seconds`` and ran for ``ran_seconds``; ``limit_restarts``
-    of its ``restarts`` were at its time limit. Times are UTC unix seconds."""
+    """Where a target runs an attempt, and what became of it there. Times are UTC unix seconds.
+
+    Attributes:
+        job: That of the target, None before it has one.
+        reason: The target's message about the state.
+        expected_start: As the target estimates it.
+        limit_at: When the target will end the attempt.
+        restarts, limit_restarts: How often the job began again, and how often of these at its time limit.
+        gpus: How many were asked for, on all nodes together.
+        queued_seconds, ran_seconds: How long the job waited and ran.
+        contact_at: When the last successful contact began: what the attempt wrote until then is here.
+        poll_seconds: The time between two contacts.
+        problem: Why the last contact failed, None if it did not.
+    """
 
     state: PlacementState
     job: str | None = None
@@ -50,7 +59,7 @@ class PlacementView(Struct, frozen=True):
             placement = msgspec.convert(data, cls)
         except msgspec.ValidationError as error:
             raise ValueError(str(error)) from error
-        texts = {name: _shown(getattr(placement, name)) for name in ("job", "reason", "problem")}
+        texts = {name: _redacted(getattr(placement, name)) for name in ("job", "reason", "problem")}
         return replace(placement, **texts, nodes=tuple(node[:_MAX_TEXT] for node in placement.nodes))
 
     @property
@@ -90,7 +99,7 @@ def of_run(connection: sqlite3.Connection, run_id: str) -> dict[int, PlacementVi
     return {number: placement for number, placement in placements if placement is not None}
 
 
-def _shown(text: str | None) -> str | None:
+def _redacted(text: str | None) -> str | None:
     if text:
         return redact_text(text)[:_MAX_TEXT]
     return None

@@ -22,7 +22,14 @@ class QueuePause(Struct, frozen=True):
 
 
 class QueueEntry(Struct, frozen=True):
-    """A waiting run. ``position`` counts from 1; ``waiting_for`` is None before a schedule."""
+    """A waiting run.
+
+    Attributes:
+        position: Counts from 1.
+        queued_at: UTC unix seconds.
+        waiting_for: A sentence, None before it was looked at.
+        sequence: The order in which runs were launched.
+    """
 
     position: int
     run_id: str

@@ -6,11 +6,11 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar, TypeVar
 
 from msgspec import Struct
 
-from gputui.store.rows import Record, insert, records
+from gputui.store.rows import insert, records
 
 Json = Any
 
@@ -21,8 +21,26 @@ def met_incident(connection: sqlite3.Connection, run_id: str, kind: str) -> bool
     return row.fetchone() is not None
 
 
-class IncidentView(Struct, frozen=True):
-    """An incident with its evidence. ``witnesses`` are the sources of its lines."""
+class HistoryRow(Struct, frozen=True):
+    """A row of a table to which rows are only appended; its first field is its id."""
+
+    table: ClassVar[str]
+
+
+Row = TypeVar("Row", bound=HistoryRow)
+
+
+class IncidentView(HistoryRow, frozen=True):
+    """An incident with its evidence.
+
+    Attributes:
+        at: The attempt's end, UTC unix seconds.
+        rank, step: None if it is of no one.
+        evidence: What was read, with its sources.
+        witnesses: The sources of the lines that agree.
+    """
+
+    table = "incidents"
 
     incident_id: int
     run_id: str
@@ -36,8 +54,17 @@ class IncidentView(Struct, frozen=True):
     witnesses: tuple[Json, ...] = ()
 
 
-class DecisionView(Struct, frozen=True):
-    """The decision about an incident. ``params`` are the changed parameters."""
+class DecisionView(HistoryRow, frozen=True):
+    """The decision about an incident.
+
+    Attributes:
+        rung: The step of the policy's ladder.
+        verdict: ``retry`` or ``stop``.
+        params: The changed parameters.
+        resume_from: The checkpoint of the next attempt, None without one.
+    """
+
+    table = "decisions"
 
     decision_id: int
     incident_id: int
@@ -54,8 +81,17 @@ class DecisionView(Struct, frozen=True):
     outcome: str | None
 
 
-class TransitionView(Struct, frozen=True):
-    """One state transition of a run."""
+class TransitionView(HistoryRow, frozen=True):
+    """One state transition of a run.
+
+    Attributes:
+        at: UTC unix seconds.
+        from_state: None for a run that was just launched.
+        cause: A sentence.
+        actor: The person, or ``agent``.
+    """
+
+    table = "transitions"
 
     transition_id: int
     run_id: str
@@ -67,8 +103,13 @@ class TransitionView(Struct, frozen=True):
 
 
 class NewIncident(Struct, frozen=True):
-    """An incident and its decision, to be stored. ``at`` (UTC unix seconds) is the attempt's end;
-    ``changed`` are the changed parameters."""
+    """An incident and its decision, to be stored, with the fields of `IncidentView` and `DecisionView`.
+
+    Attributes:
+        at, decided_at: The attempt's end, and when the decision was made (UTC unix seconds).
+        fingerprint: What this failure has in common with its repetitions.
+        changed: The changed parameters.
+    """
 
     run_id: str
     attempt: int
@@ -128,7 +169,7 @@ def read_incidents(
     after_id: int = 0,
 ) -> list[IncidentView]:  # fmt: skip
     """Incidents with an id above ``after_id``, oldest first; of more than ``limit``, the newest."""
-    return appended(connection, IncidentView, "incidents", run_id, at, limit, after_id)
+    return appended(connection, IncidentView, run_id, at, limit, after_id)
 
 
 def read_decisions(
@@ -136,14 +177,14 @@ def read_decisions(
     after_id: int = 0,
 ) -> list[DecisionView]:  # fmt: skip
     """Decisions, selected like `read_incidents`."""
-    return appended(connection, DecisionView, "decisions", run_id, at, limit, after_id)
+    return appended(connection, DecisionView, run_id, at, limit, after_id)
 
 
 def read_transitions(
     connection: sqlite3.Connection, run_id: str | None = None, at: float | None = None, *, limit: int | None = None
 ) -> list[TransitionView]:
     """State transitions, selected like `read_incidents`."""
-    return appended(connection, TransitionView, "transitions", run_id, at, limit)
+    return appended(connection, TransitionView, run_id, at, limit)
 
 
 def transitions_after(connection: sqlite3.Connection, transition_id: int) -> list[TransitionView]:
@@ -163,23 +204,27 @@ def state_before_start(connection: sqlite3.Connection, start: TransitionView) ->
 
 
 def appended(
-    connection: sqlite3.Connection, kind: type[Record], table: str, run_id: str | None, at: float | None,
-    limit: int | None, after_id: int = 0,
-) -> list[Record]:  # fmt: skip
-    """Records of a table whose first field is the id, selected like `read_incidents`."""
+    connection: sqlite3.Connection, kind: type[Row], run_id: str | None, at: float | None, limit: int | None,
+    after_id: int = 0,
+) -> list[Row]:  # fmt: skip
+    """The rows of a kind, selected like `read_incidents`."""
     key = kind.__struct_fields__[0]
     conditions = [f"{key} > ?"]
-    values = [after_id]
+    values: list[object] = [after_id]
     for condition, value in (("run_id = ?", run_id), ("at <= ?", at)):
         if value is not None:
             conditions.append(condition)
-            values.append(value)  # type: ignore[arg-type]
-    order = key if at is None else f"at DESC, {key}"
-    most = -1 if limit is None else limit
+            values.append(value)
+    order = key
+    if at is not None:
+        order = f"at DESC, {key}"
+    most = -1
+    if limit is not None:
+        most = limit
     newest_first = records(
         connection,
         kind,
-        f"SELECT * FROM {table} WHERE {' AND '.join(conditions)} "  # noqa: S608 - names only
+        f"SELECT * FROM {kind.table} WHERE {' AND '.join(conditions)} "  # noqa: S608 - names only
         f"ORDER BY {order} DESC LIMIT ?",
         *values,
         most,

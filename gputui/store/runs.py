@@ -320,14 +320,14 @@ def queued_runs(connection: sqlite3.Connection) -> list[Run]:
     return _read(connection, f"WHERE r.state = 'queued' ORDER BY {ORDER}")
 
 
-def runs_mark(connection: sqlite3.Connection) -> tuple[int, int, int, int]:
+def runs_mark(connection: sqlite3.Connection) -> tuple[int, ...]:
     """A value that changes when a run is added, removed, renamed, tagged, measured or changes its
     state. Until then, cached data of runs that are over are valid."""
-    row = connection.execute(
+    row: tuple[int, ...] = connection.execute(
         "SELECT (SELECT count(*) FROM runs), (SELECT coalesce(max(transition_id), 0) FROM transitions), "
         "(SELECT coalesce(max(change_id), 0) FROM run_labels), (SELECT count(*) FROM run_sizes)"
     ).fetchone()
-    return row[0], row[1], row[2], row[3]
+    return row
 
 
 def find_run(connection: sqlite3.Connection, name: str, at: float | None = None, *, only: bool = False) -> Run:

@@ -25,16 +25,15 @@ def between(
     series: Series,
     gpu_id: int,
     columns: Sequence[str],
-    begin: float,
-    end: float,
+    times: tuple[float, float],
     limit: int = -1,
 ) -> list[Row]:
-    """(at, value of each column) of the samples in [begin, end) in order, ``limit`` at most."""
+    """(at, value of each column) of the samples from one time up to before another, in order, ``limit`` at most."""
     where, key = series.key(gpu_id)
     return connection.execute(
         f"SELECT {', '.join(('at', *columns))} FROM {series.table} WHERE {where} AND at >= ? AND at < ? "  # noqa: S608
         "ORDER BY at LIMIT ?",
-        (*key, begin, end, limit),
+        (*key, *times, limit),
     ).fetchall()
 
 
@@ -65,7 +64,7 @@ def samples_between(
     after = math.nextafter(end, math.inf)
     for gpu_id, index, uuid in connection.execute("SELECT gpu_id, position, uuid FROM gpus").fetchall():
         if uuid in uuids:
-            rows = between(connection, GPU, gpu_id, WINDOW_COLUMNS[3:], since, after)
+            rows = between(connection, GPU, gpu_id, WINDOW_COLUMNS[3:], (since, after))
             merged += [(at, index, uuid, *values) for at, *values in rows]
     merged.sort(key=lambda row: row[:2])
     return merged[-limit:]

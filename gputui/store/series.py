@@ -20,9 +20,13 @@ GpuState = Literal["ok", "stale", "lost", "error"]
 
 
 class GpuSample(Struct, frozen=True):
-    """The fast tier, read every tick. ``memory_clock_mhz``, ``performance_state`` and
-    ``power_limit_watts`` may be some seconds older. ``throttle_reasons`` is empty without
-    throttling, and None if the driver does not say."""
+    """The fast tier, read every tick.
+
+    Attributes:
+        detail: What the driver says, if the GPU is lost or not read.
+        power_limit_watts, memory_clock_mhz, performance_state: May be some seconds older.
+        throttle_reasons: Empty without throttling, None if the driver does not say.
+    """
 
     uuid: str
     state: GpuState = "ok"
@@ -42,7 +46,15 @@ class GpuSample(Struct, frozen=True):
 
 
 class GpuSlowSample(Struct, frozen=True):
-    """The slow tier, read every few seconds: values that are expensive to read or change rarely."""
+    """The slow tier, read every few seconds: values that are expensive to read or change rarely.
+
+    Attributes:
+        ecc_corrected, ecc_uncorrected: Memory errors since the driver began.
+        row_remap_pending: A row of memory is replaced at the next reset; ``row_remap_failed``: one could not be.
+        energy_joules: A counter that begins again with the driver.
+        pcie_replays: A counter of repeated transfers.
+        encoder_percent, decoder_percent: The use of the video units.
+    """
 
     uuid: str
     fan_percent: float | None = None
@@ -64,9 +76,13 @@ class GpuSlowSample(Struct, frozen=True):
 
 
 class GpuProcess(Struct, frozen=True):
-    """A process that holds memory of a GPU. ``start_ticks`` ties the PID to this machine's procfs.
-    It is None if the PID is not visible here (another PID namespace), and such a PID is never
-    signalled."""
+    """A process that holds memory of a GPU.
+
+    Attributes:
+        kind: As nvidia-smi's: compute, graphics, or a client of MPS.
+        start_ticks: Ties the PID to this machine's procfs. None if the PID is not visible here (another PID
+            namespace), and such a PID is never signalled.
+    """
 
     pid: int
     memory_bytes: int | None = None
@@ -78,7 +94,16 @@ class GpuProcess(Struct, frozen=True):
 
 
 class HostSample(Struct, frozen=True, tag="host", tag_field="kind"):
-    """One tick of the host. Rates are means since the previous tick, and None in the first one."""
+    """One tick of the host.
+
+    Attributes:
+        at: UTC unix seconds.
+        load_1m: The load average of the last minute.
+        disk_used_bytes, disk_total_bytes: Of the file system of the home.
+        shm_used_bytes, shm_total_bytes: Of ``/dev/shm``.
+        disk_read_bytes_per_second, network_sent_bytes_per_second: These and other rates are means since the previous
+            tick, and None in the first one.
+    """
 
     at: float
     cpu_percent: float | None = None

@@ -91,10 +91,17 @@ TrialRequest = Literal["keep", "prune"]
 
 
 class StudyRecord(Struct, frozen=True):
-    """A study. ``spec_json`` is the resolved specification (`gputui.studies.spec`), ``source`` the
-    text of its file. ``reason`` is why it ended or is paused, ``milestone`` the last one at which a
-    population was compared, ``importances`` those of its parameters, ``problem`` a sentence while its
-    process fails again and again. Times are UTC unix seconds."""
+    """A study. Times are UTC unix seconds.
+
+    Attributes:
+        sequence: The order in which studies were launched.
+        reason: Why it ended or is paused.
+        spec_json: The resolved specification (`gputui.studies.spec`).
+        source: The text of its file.
+        milestone: The last one at which a population was compared.
+        importances: Those of its parameters.
+        problem: A sentence while its process fails again and again, else None.
+    """
 
     study_id: str
     sequence: int
@@ -131,12 +138,19 @@ class Importance(Struct, frozen=True):
 class TrialRecord(Struct, frozen=True):
     """One trial of a study.
 
-    ``number`` counts from 0; ``params`` are the tuned values only; ``values`` has one value per
-    objective, empty while unknown or withheld; ``constraints`` are satisfied if at most 0. ``rung``
-    is the last one passed. ``origin`` says who proposed it, ``parent`` and ``generation`` are of a
-    population. ``starts`` is the number of launch commands, ``command_id`` the last of them.
-    ``population`` is what a member keeps of its lineage. ``request`` is what a person wants of it.
-    ``latest_value`` is that at its last rung.
+    Attributes:
+        number: Counts from 0.
+        run_id: None before its first launch, and for a trial that another process runs.
+        origin: Who proposed it.
+        params: The tuned values only.
+        rung: The last one passed.
+        values: One value per objective, empty while unknown or withheld.
+        constraints: Satisfied if at most 0.
+        parent, generation: Of a member of a population.
+        starts, command_id: The number of launch commands, and the last of them.
+        population: What a member keeps of its lineage.
+        request: What a person wants of it.
+        latest_value: Its value at its last rung.
     """
 
     study_id: str
@@ -175,7 +189,13 @@ class TrialRecord(Struct, frozen=True):
 
 
 class RungValue(Struct, frozen=True):
-    """A trial's value at a rung, with step and attempt; None if it was not a number."""
+    """A trial's value at a rung.
+
+    Attributes:
+        number: That of the trial.
+        value: None if it was not a number.
+        at: UTC unix seconds.
+    """
 
     number: int
     rung: int

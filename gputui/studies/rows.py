@@ -20,7 +20,7 @@ from gputui.core.units import count, metric_value
 from gputui.runs.repository import transaction
 from gputui.store import commands
 from gputui.store.attempts import alone_seconds, read_attempts
-from gputui.store.events import Severity, add_event
+from gputui.store.events import NewEvent, Severity, add_event
 from gputui.store.rows import insert, update
 from gputui.store.studies import (
     Importance,
@@ -84,7 +84,9 @@ def _add_move_event(
     if actor == _process_actor(study_id):
         text = f"study {target}: {cause}"
     add_event(
-        connection, "study_moved", text, now=now, key=target, severity=severities.get(target, "info"), subject=study_id
+        connection,
+        NewEvent("study_moved", text, key=target, severity=severities.get(target, "info"), subject=study_id),
+        now=now,
     )
 
 
@@ -231,7 +233,9 @@ class StudyWriter(Struct, frozen=True):
         """Record a warning about the study's journal."""
         now = self.now()
         add_event(
-            self.connection, "study_journal_repaired", sentence, now=now, severity="warning", subject=self.study_id
+            self.connection,
+            NewEvent("study_journal_repaired", sentence, severity="warning", subject=self.study_id),
+            now=now,
         )
 
     def is_refused(self, command_id: int | None) -> bool:
@@ -260,7 +264,7 @@ def note_end(connection: sqlite3.Connection, study_id: str, number: int, now: fl
     if trial.state is TrialState.FAILED:
         severity = "warning"
     text = f"trial {number} · {outcome}"
-    add_event(connection, "trial_ended", text, now=now, key=trial.state, severity=severity, subject=study_id)
+    add_event(connection, NewEvent("trial_ended", text, key=trial.state, severity=severity, subject=study_id), now=now)
 
 
 def verdict_columns(ruling: Ruling, at: float) -> dict[str, Any]:

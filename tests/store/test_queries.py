@@ -15,7 +15,7 @@ from gputui.store.agent import read_agent
 from gputui.store.attempts import read_attempts
 from gputui.store.checkpoints import CheckpointRow
 from gputui.store.database import data_version
-from gputui.store.events import EventKind, Severity, add_event, read_events, read_news
+from gputui.store.events import EventKind, NewEvent, Severity, add_event, read_events, read_news
 from gputui.store.hardware import LOST_SHOWN_SECONDS, gpu_history, host_history, read_gpus, read_host
 from gputui.store.run_history import read_decisions, read_incidents, read_transitions
 from gputui.store.runs import RunLookupError, find_run, read_runs, runs_mark
@@ -183,9 +183,8 @@ def test_an_incident_is_one_line_of_its_cause_and_one_of_the_action_in_the_order
     home.run("a-1")
 
     def add(kind: EventKind, at: float, message: str, severity: Severity = "error", attempt: int = 1) -> None:
-        add_event(
-            home.connection, kind, message, now=NOW + at, run_id="a-1", attempt=attempt, severity=severity
-        )  # fmt: skip
+        event = NewEvent(kind, message, run_id="a-1", attempt=attempt, severity=severity)
+        add_event(home.connection, event, now=NOW + at)
 
     add("observation", 1, "slow rank", "warning")
     add("observation", 10, "no progress: no rank computes; ending this attempt")
@@ -217,7 +216,7 @@ def test_what_happened_comes_oldest_first_and_after_a_cursor(home: Home, reader:
         "attempt_started", "stopped", "attempt_started",
     )  # fmt: skip
     for kind in kinds:
-        add_event(home.connection, kind, "a sentence", now=home.now, run_id="vit-b16-1")
+        add_event(home.connection, NewEvent(kind, "a sentence", run_id="vit-b16-1"), now=home.now)
     news = [event.kind for event in read_news(reader, limit=7)]
     assert news == [kinds[at] for at in (1, 2, 3, 5, 6, 8, 9)]
     incidents = read_incidents(reader, "vit-b16-1")

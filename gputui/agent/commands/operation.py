@@ -11,8 +11,8 @@ from gputui.core.text import clean
 from gputui.recovery.watch.rules import RULES
 from gputui.store import alerts, queue
 from gputui.store.alerts import ANY_SUBJECT, AlertView
-from gputui.store.events import add_event
-from gputui.store.hardware import clear, quarantine, quarantined
+from gputui.store.events import NewEvent, add_event
+from gputui.store.hardware import clear, quarantine_by, quarantined
 from gputui.store.run_states import RunState
 from gputui.store.runs import Run, queued_runs
 
@@ -34,7 +34,7 @@ def quarantine_gpu(request: CommandRequest) -> Result:
         raise RefusedError(f"there is no GPU {uuid}; gputui gpus lists them")
     if (before := quarantined(request.connection).get(uuid)) is not None:
         raise RefusedError(f"{uuid} is in quarantine already: {before.words}")
-    quarantine(request.connection, [uuid], reason=why, now=request.context.now(), actor=request.actor)
+    quarantine_by(request.connection, uuid, request.actor, reason=why, now=request.context.now())
     text = f"{request.actor} put {uuid} into quarantine: {why}; gputui gpus --clear ends it"
     request.context.note("gpu_quarantined", text, key=uuid, severity="warning")
     return {"uuid": uuid}
@@ -116,7 +116,8 @@ def acknowledge(request: CommandRequest) -> Result:
     runs = {alert.run_id for alert in chosen}
     run_id = chosen[0].run_id if len(runs) == 1 else None
     text = f"{actor} acknowledged {subject}"
-    add_event(request.connection, "alert_acknowledged", text, now=now, subject="alert", run_id=run_id)
+    event = NewEvent("alert_acknowledged", text, subject="alert", run_id=run_id)
+    add_event(request.connection, event, now=now)
     return {"ids": [alert.alert_id for alert in chosen], "text": f"acknowledged: {subject}"}
 
 

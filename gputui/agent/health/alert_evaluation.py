@@ -31,7 +31,7 @@ from gputui.runs.stored_spec import spec_of
 from gputui.store import alerts
 from gputui.store.alerts import AlertView
 from gputui.store.attempts import Attempt
-from gputui.store.events import EventKind, add_event
+from gputui.store.events import EventKind, NewEvent, add_event
 from gputui.store.run_states import RunState
 from gputui.store.runs import get_run
 
@@ -332,16 +332,8 @@ class AlertEvaluation:
             kind = "alert_cleared"
             severity = "info"
             text = f"{rule.title} ({alert.subject_name}): resolved after {lasted}, {change.why}"
-        add_event(
-            self.context.connection,
-            kind,
-            text,
-            now=at,
-            key=rule.id,
-            severity=severity,
-            subject="alert",
-            run_id=alert.run_id,
-        )
+        event = NewEvent(kind, text, key=rule.id, severity=severity, subject="alert", run_id=alert.run_id)
+        add_event(self.context.connection, event, now=at)
 
 
 def _finite(number: float | None) -> float | None:

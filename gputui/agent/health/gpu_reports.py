@@ -77,7 +77,7 @@ def _risen_counters(connection: Connection, uuid: str, gpu_id: int, since: float
     errors_before: int | None = None
     had_failed: bool | None = None
     columns = ("ecc_uncorrected", "row_remap_failed")
-    rows = samples.between(connection, series.SLOW, gpu_id, columns, since - BASELINE_SECONDS, end)
+    rows = samples.between(connection, series.SLOW, gpu_id, columns, (since - BASELINE_SECONDS, end))
     for at, errors, has_failed in rows:
         if errors is not None:
             # A smaller value means that the driver restarted.

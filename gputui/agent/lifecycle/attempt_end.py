@@ -39,8 +39,8 @@ from gputui.runs.stored_spec import spec_of
 from gputui.runs.submission import write_private
 from gputui.store.attempts import Attempt, get_attempt
 from gputui.store.database import StoreError
-from gputui.store.events import EventKind, Severity, add_event, has_event
-from gputui.store.hardware import quarantine
+from gputui.store.events import EventKind, NewEvent, Severity, add_event, has_event
+from gputui.store.hardware import quarantine_failed
 from gputui.store.metrics.intake import short_of
 from gputui.store.metrics.losses import last_sound_step, unsound_since
 from gputui.store.metrics.step_lines import StepLines
@@ -98,7 +98,8 @@ class _End:
         run_id = self.attempt.run_id
         number = self.attempt.number
         connection = self.context.connection
-        add_event(connection, kind, text, now=now, key=key, severity=severity, run_id=run_id, attempt=number)
+        event = NewEvent(kind, text, key=key, severity=severity, run_id=run_id, attempt=number)
+        add_event(connection, event, now=now)
 
     def move(self, target: RunState, cause: str, now: float) -> None:
         repository.move(self.context.connection, self.run, target, cause=cause, now=now)
@@ -485,7 +486,7 @@ def _take_effect(end: _End, plan: RecoveryPlan) -> None:
     kind = end.findings.incident.kind
     reason = KINDS[kind].title
     uuids = effect.quarantine
-    quarantine(connection, uuids, run_id=run_id, attempt=number, reason=reason, now=now)
+    quarantine_failed(connection, uuids, run_id, number, reason=reason, now=now)
     for uuid in uuids:
         repository.end_lease(connection, run_id, uuid)
         remedy = f"when it is well, gputui gpus --clear {uuid}"

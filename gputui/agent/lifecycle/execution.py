@@ -29,7 +29,7 @@ from gputui.runs import repository
 from gputui.runs.foreign_json import time_in
 from gputui.store import placements
 from gputui.store.attempts import get_attempt
-from gputui.store.events import add_event, has_event, last_kind
+from gputui.store.events import NewEvent, add_event, has_event, last_kind
 from gputui.store.metrics.step_lines import StepLines
 from gputui.store.placements import PlacementView
 from gputui.store.run_states import RunState
@@ -134,9 +134,8 @@ def _note_start(attempt: LiveAttempt, folder: Path, context: AgentContext) -> No
         elif "resumed_from" in started:
             why = "its target has no valid checkpoint of this training"
             text = f"attempt {number} began from the start: {why}"
-            add_event(
-                connection, "no_checkpoint_there", text, now=at, severity="warning", run_id=run_id, attempt=number
-            )
+            event = NewEvent("no_checkpoint_there", text, severity="warning", run_id=run_id, attempt=number)
+            add_event(connection, event, now=at)
         refreshed = get_attempt(connection, run_id, number)
         assert refreshed is not None
         if refreshed.executor is None and attempt.executor.identity is not None:
@@ -172,7 +171,8 @@ def note_running(context: AgentContext, run_id: str, number: int, cause: str, at
     announced = last_kind(context.connection, run_id, ("decision", "requeued"))
     if announced is not None and announced[0] == "decision":
         text = _runs_again_text(context, run_id, number)
-        add_event(context.connection, "runs_again", text, now=at, run_id=run_id, attempt=number)
+        event = NewEvent("runs_again", text, run_id=run_id, attempt=number)
+        add_event(context.connection, event, now=at)
 
 
 def _runs_again_text(context: AgentContext, run_id: str, number: int) -> str:

@@ -75,7 +75,7 @@ class StoredSamples:
     def _newer(self, series: Series, gpu_id: int, columns: list[str]) -> list[tuple[float, dict[str, Any]]]:
         key = series.table, gpu_id
         begin = math.nextafter(self._read_to.get(key, self._since), math.inf)
-        rows = store.between(self._connection, series, gpu_id, columns, begin, math.inf)
+        rows = store.between(self._connection, series, gpu_id, columns, (begin, math.inf))
         if rows:
             self._read_to[key] = rows[-1][0]
         return [(at, dict(zip(columns, values, strict=True))) for at, *values in rows]

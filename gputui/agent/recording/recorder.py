@@ -19,7 +19,7 @@ from gputui.runs.processes import Owner, owner_of
 from gputui.runs.repository import transaction
 from gputui.store import series
 from gputui.store.database import is_locked
-from gputui.store.events import EventKind, Severity, add_event
+from gputui.store.events import EventKind, NewEvent, Severity, add_event
 from gputui.store.series import GpuSample, GpuSlowSample, HostSample
 
 log = logging.getLogger(__name__)
@@ -167,7 +167,9 @@ class Recorder:
                 if self._stopped is not None:
                     at, why = self._stopped
                     text = f"the database could not be written for {self._wall() - at:.0f} s ({why})"
-                    add_event(self._connection, "recording_interrupted", text, now=self._wall(), severity="warning")
+                    add_event(
+                        self._connection, NewEvent("recording_interrupted", text, severity="warning"), now=self._wall()
+                    )
         except sqlite3.OperationalError as error:
             self._ids = ids
             self._process_sets = sets
@@ -276,11 +278,5 @@ class Recorder:
             text = event.text if event.text.startswith(text) else f"{text}: {event.text}"
         severity: Severity = "info" if event.event == "returned" else "error"
         add_event(
-            self._connection,
-            kind,
-            text,
-            now=event.at,
-            key=event.uuid,
-            severity=severity,
-            subject=subject,
+            self._connection, NewEvent(kind, text, key=event.uuid, severity=severity, subject=subject), now=event.at
         )

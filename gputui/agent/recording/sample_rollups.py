@@ -68,13 +68,13 @@ class Rollups:
         if source == HOST_ID:
             series = HOST
             columns = _HOST_COLUMNS
-        first = samples.between(self.connection, series, source, (), mark, end, 1)
+        first = samples.between(self.connection, series, source, (), (mark, end), 1)
         # Where the mark is after the end, the clock was set back: new samples belong to spans that
         # are done already.
         reached = end
         if first:
             reached = min(end, int(first[0][0] // HOUR + 1) * HOUR)
-        rows = samples.between(self.connection, series, source, columns, mark, reached)
+        rows = samples.between(self.connection, series, source, columns, (mark, reached))
         spans = [(at, list(group)) for at, group in groupby(rows, key=lambda row: int(row[0] // span) * span)]
         summaries = [self._summary(span, source, at, group) for at, group in spans]
         with self.write() as connection:
@@ -102,8 +102,7 @@ class Rollups:
             SLOW,
             source,
             ("energy_joules", MEMORY_TEMPERATURE.column),
-            at - longest,
-            at + span + longest,
+            (at - longest, at + span + longest),
         )
         readings = [(when, joules) for when, joules, _ in slow if joules is not None]
         energy = energy_between(readings, at, at + span, longest)
@@ -219,6 +218,6 @@ def _readings(
     if row is None:
         return [], end
     begin = math.nextafter(after, math.inf)
-    readings = samples.between(connection, SLOW, row[0], ("energy_joules",), begin, end, READINGS_AT_ONCE)
+    readings = samples.between(connection, SLOW, row[0], ("energy_joules",), (begin, end), READINGS_AT_ONCE)
     reached = end if len(readings) < READINGS_AT_ONCE else readings.pop()[0]
     return [(at, joules) for at, joules in readings if joules is not None], reached

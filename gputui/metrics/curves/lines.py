@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from gputui.store.metrics import envelopes
 from gputui.store.metrics.envelopes import Entry, EntryRange, StoredMetric, Stretch
-from gputui.store.metrics.stored_lines import START, FilePosition, named_by_event, rows_between
+from gputui.store.metrics.stored_lines import START, FilePosition, LineQuery, named_by_event, rows_between
 
 EPOCH = "epoch"
 
@@ -81,9 +81,9 @@ def read_stored_lines(connection: sqlite3.Connection, run_id: str) -> StoredLine
 
 def read_lines(connection: sqlite3.Connection, ranges: Iterable[LineRange]) -> Iterator[CurveLine]:
     """Read the lines of some ranges in the order in which they were written. Raises sqlite3.Error."""
-    where = "AND (rank IS NULL OR rank = 0) AND step IS NOT NULL"
+    query = LineQuery("attempt, step, at, data", "(rank IS NULL OR rank = 0) AND step IS NOT NULL")
     for source_id, begin, end in ranges:
-        rows = rows_between(connection, source_id, begin, end, columns="attempt, step, at, data", where=where)
+        rows = rows_between(connection, source_id, begin, end, query)
         for attempt, step, at, data in rows:
             yield CurveLine(attempt, step, at, named_by_event(orjson.loads(data)))
 

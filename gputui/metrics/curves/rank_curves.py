@@ -19,7 +19,7 @@ from gputui.metrics.curves.lines import (
     split_in_parts,
 )
 from gputui.metrics.curves.model import ChartRequest, RankCurve, RankCurves
-from gputui.store.metrics.stored_lines import FilePosition, rows_between
+from gputui.store.metrics.stored_lines import FilePosition, LineQuery, rows_between
 
 RANK_LINES_AT_ONCE = 24_000
 """Most lines of ranks read when a chart is opened, about 100 ms; of a longer run, a sample is read.
@@ -63,8 +63,8 @@ class RankReader:
         self._asked = None
         for number, (source_id, begin, end) in enumerate(ranges):
             most = -1 if number >= len(ranges) - len(ends) else limit
-            where = "AND rank IS NOT NULL AND step IS NOT NULL"
-            rows = rows_between(connection, source_id, begin, end, where=where, limit=most)
+            query = LineQuery(where="rank IS NOT NULL AND step IS NOT NULL", limit=most)
+            rows = rows_between(connection, source_id, begin, end, query)
             for attempt, rank, step, at, data in rows:
                 x = axis_map.place(attempt, step, at)
                 if x is None:

@@ -32,7 +32,7 @@ from gputui.runs.command import sink_target
 from gputui.runs.spec import RunSpec, SpecError
 from gputui.runs.submission import SPEC_FILE, read_spec
 from gputui.store.database import StoreError, open_commander
-from gputui.store.events import SINK_KINDS, EventKind, Severity, add_event, last_kind
+from gputui.store.events import SINK_KINDS, EventKind, NewEvent, Severity, add_event, last_kind
 from gputui.store.metrics.exported import read_cursor, runs_with_sinks
 from gputui.store.run_states import RunState
 from gputui.store.runs import RunLookupError, get_run
@@ -111,7 +111,7 @@ class SinkStatus:
                 if (last is None or last[0] != kind) and get_run(connection, run_id) is not None:
                     text = f"sink {name}: {text}"
                     now = time.time()
-                    add_event(connection, kind, text, now=now, key=name, severity=severity, run_id=run_id)
+                    add_event(connection, NewEvent(kind, text, key=name, severity=severity, run_id=run_id), now=now)
         except (StoreError, sqlite3.Error) as error:
             log.warning("%s: not reported: %s", run_id, error)
             return False

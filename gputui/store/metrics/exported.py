@@ -14,7 +14,7 @@ import orjson
 from msgspec import Struct
 
 from gputui.store.database import one_moment
-from gputui.store.metrics.stored_lines import START, FilePosition, StoredLine, rows_between
+from gputui.store.metrics.stored_lines import START, FilePosition, LineQuery, StoredLine, rows_between
 
 NoteKind = Literal["attempt", "incident", "decision", "end"]
 _ORDER: dict[NoteKind, int] = {"attempt": 0, "incident": 1, "decision": 2, "end": 3}
@@ -187,8 +187,8 @@ def _lines(
         if since == end:
             continue
         room = most - len(lines)
-        columns = "generation, byte_offset, attempt, rank, step, at, data"
-        rows = rows_between(connection, source_id, since, end, columns=columns, limit=room + 1).fetchall()
+        query = LineQuery("generation, byte_offset, attempt, rank, step, at, data", limit=room + 1)
+        rows = rows_between(connection, source_id, since, end, query).fetchall()
         for _, _, attempt, rank, step, at, text in rows[:room]:
             lines.append(StoredLine(attempt, rank, step, at, orjson.loads(text)))
         if len(rows) > room:

@@ -14,12 +14,17 @@ _EXAMPLE_CHARACTERS = 60
 
 
 class Intake(Struct, frozen=True):
-    """Numbers of lines of all the run's sources, with reason and beginning of the newest rejected
-    one. ``has_printed``: it wrote output, which was searched for metrics; ``learns``: without the
-    patterns of a profile; ``no_metrics`` says that
-    its newest attempt trains without any line; ``has_succeeded``: it printed all that it prints, while
-    what fails early may not have come to its metrics. ``short_of`` is the `short_of` of its newest
-    attempt, if that ended so."""
+    """What became of the metrics lines of a run.
+
+    Attributes:
+        accepted, rejected: How many, of all its sources.
+        reason, example: Those of the newest rejected line, with its beginning.
+        has_printed: It wrote output, which was searched for metrics.
+        learns: That is searched without the patterns of a profile.
+        no_metrics: Says that its newest attempt trains without any line; None if it has some.
+        has_succeeded: It printed all that it prints, while what fails early may not have come to its metrics.
+        short_of: The `short_of` of its newest attempt, if that ended so.
+    """
 
     accepted: int = 0
     rejected: int = 0
@@ -50,11 +55,12 @@ def intake(connection: sqlite3.Connection, run_id: str) -> Intake:
         "LEFT JOIN attempts AS a ON a.run_id = r.run_id AND a.number = r.attempt WHERE r.run_id = ?",
         (run_id,),
     ).fetchone() or (False, None, None)
-    problem = shortfall = None
+    problem = None
     if not accepted:
         problem = without_metrics(connection).get(run_id)
+    shortfall = None
     if step is not None and total is not None:
-        shortfall = int(step), int(total)
+        shortfall = (int(step), int(total))
     return Intake(
         accepted,
         rejected,

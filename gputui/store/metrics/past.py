@@ -11,12 +11,14 @@ import sqlite3
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
+from typing import Any
 
 import orjson
 
 from gputui.store.metrics.stored_lines import (
     START,
     FilePosition,
+    LineQuery,
     StoredLine,
     end_positions,
     named_by_event,
@@ -50,7 +52,8 @@ def newest(
     """The last lines of each source with their numbers, newest first."""
     lines: list[StoredLine] = []
     for source_id, position in reached.items():
-        lines += map(_line, rows_between(connection, source_id, START, position, is_newest_first=True, limit=limit))
+        rows = rows_between(connection, source_id, START, position, LineQuery(is_newest_first=True, limit=limit))
+        lines += map(_line, rows)
     return lines
 
 
@@ -81,7 +84,7 @@ def _first(connection: sqlite3.Connection, source_id: int, end: FilePosition, at
         "ORDER BY generation, byte_offset LIMIT 1",
         (source_id, attempt),
     ).fetchone()
-    rows = rows_between(connection, source_id, begin or START, end, limit=FIRST_LINES)
+    rows = rows_between(connection, source_id, begin or START, end, LineQuery(limit=FIRST_LINES))
     return [_line(row) for row in rows if row[0] == attempt]
 
 
@@ -98,10 +101,8 @@ def sampled(
             edge = ends[-1] * number // count - 1
             generation = min(bisect_right(ends, edge), newest_generation)
             begin = ends[generation - 1] if generation else 0
-            rows = rows_between(
-                connection, source_id, (generation, 0), (generation, edge - begin + 1),
-                is_newest_first=True, limit=_PROBE_LINES,
-            )  # fmt: skip
+            newest_before = LineQuery(is_newest_first=True, limit=_PROBE_LINES)
+            rows = rows_between(connection, source_id, (generation, 0), (generation, edge - begin + 1), newest_before)
             for line in map(_line, rows):
                 if line.rank in (None, 0) and line.step is not None and name in line.data:
                     points.append((line.step, line.data[name]))
@@ -141,8 +142,8 @@ def _steps(lines: Sequence[StoredLine], attempt: int) -> list[tuple[float, int]]
     ]
 
 
-def _line(row: tuple[int, int | None, int | None, float | None, str]) -> StoredLine:
-    """A line with its numbers alone."""
+def _line(row: Sequence[Any]) -> StoredLine:
+    """A row of the columns of `LineQuery` as a line with its numbers alone."""
     attempt, rank, step, at, text = row
     return StoredLine(attempt, rank, step, at, numbers(named_by_event(orjson.loads(text))))
 
@@ -154,10 +155,8 @@ def _position_at(connection: sqlite3.Connection, source_id: int, end: FilePositi
         "ORDER BY generation DESC, byte_offset DESC LIMIT 1",
         (source_id, at),
     ).fetchone()
-    later: FilePosition | None = rows_between(
-        connection, source_id, begin or START, end, at,
-        columns="generation, byte_offset", where="AND at > ?", limit=1,
-    ).fetchone()  # fmt: skip
+    first_later = LineQuery("generation, byte_offset", "at > ?", [at], limit=1)
+    later: FilePosition | None = rows_between(connection, source_id, begin or START, end, first_later).fetchone()
     if later is not None or begin is not None:
         return later or end
     timed = connection.execute("SELECT 1 FROM metrics WHERE source_id = ? AND at IS NOT NULL LIMIT 1", (source_id,))

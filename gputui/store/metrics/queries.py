@@ -21,6 +21,7 @@ from gputui.store.metrics.stored_lines import (
     START,
     Cursor,
     FilePosition,
+    LineQuery,
     StoredLine,
     as_float,
     end_positions,
@@ -80,7 +81,7 @@ def rank_means(connection: sqlite3.Connection, run_id: str, attempt: int, ranks:
     lines: dict[int, dict[int, dict[str, Any]]] = {}
     for source_id, end in end_positions(connection, run_id).items():
         most = (STEPS_COMPARED + 2) * ranks
-        rows = rows_between(connection, source_id, START, end, is_newest_first=True, limit=most)
+        rows = rows_between(connection, source_id, START, end, LineQuery(is_newest_first=True, limit=most))
         for number, rank, step, _, text in rows:
             if number == attempt and rank is not None and step is not None:
                 lines.setdefault(step, {}).setdefault(rank, {}).update(orjson.loads(text))
@@ -105,10 +106,8 @@ def report_seconds(connection: sqlite3.Connection, attempt: int, reached: Mappin
     unknown. Raises sqlite3.Error."""
     newest: list[tuple[float, int]] = []
     for source_id, end in reached.items():
-        rows = rows_between(
-            connection, source_id, START, end,
-            columns="attempt, rank, step, at", is_newest_first=True, limit=_MOST_REPORT_LINES,
-        )  # fmt: skip
+        query = LineQuery("attempt, rank, step, at", is_newest_first=True, limit=_MOST_REPORT_LINES)
+        rows = rows_between(connection, source_id, START, end, query)
         reports: list[tuple[float, int]] = []
         for number, rank, step, at in rows:
             if number != attempt or rank or step is None or at is None:
@@ -184,9 +183,13 @@ def lines(connection: sqlite3.Connection, run_id: str) -> Iterator[StoredLine]:
 
 
 class ReportedValue(Struct, frozen=True):
-    """One metric of one line of rank 0 or without a rank. ``position`` is the value of the metric
-    that measures progress, None if that is the step; ``value`` may be NaN or infinite; ``at`` is
-    UTC unix seconds, None if unknown."""
+    """One metric of one line of rank 0 or without a rank.
+
+    Attributes:
+        position: The value of the metric that measures progress, None if that is the step.
+        value: May be NaN or infinite.
+        at: UTC unix seconds, None if unknown.
+    """
 
     metric: str
     step: int
@@ -199,9 +202,15 @@ class ReportedValue(Struct, frozen=True):
 def reported_values(
     connection: sqlite3.Connection, run_id: str, metrics: Sequence[str], by: str, after: Cursor
 ) -> tuple[list[ReportedValue], dict[int, tuple[int, int]]]:
-    """The values of ``metrics`` in lines after a cursor, in order, and the next cursor. `LOSS` and
-    `VALIDATION_LOSS` stand for the run's losses, whatever it calls them. Lines without a step, or
-    without the metric ``by`` unless it is "step", are skipped. Raises sqlite3.Error."""
+    """The values of metrics in lines after a cursor, in order, and the next cursor.
+
+    Args:
+        metrics: Their names; `LOSS` and `VALIDATION_LOSS` stand for the run's losses, whatever it calls them.
+        by: The metric that measures progress, or "step". Lines without it or without a step are skipped.
+
+    Raises:
+        sqlite3.Error: The store cannot be read.
+    """
     from gputui.store.metrics.roles import metric_roles
 
     roles = metric_roles(connection, run_id).names
@@ -209,10 +218,12 @@ def reported_values(
     reached = end_positions(connection, run_id)
     reported: list[ReportedValue] = []
     any_of = " OR ".join("instr(data, ?)" for _ in metrics)
-    where = f"AND step IS NOT NULL AND coalesce(rank, 0) = 0 AND ({any_of})"
-    names = [f'"{name}"' for name in stored_names.values()]
+    query = LineQuery(
+        where=f"step IS NOT NULL AND coalesce(rank, 0) = 0 AND ({any_of})",
+        values=[f'"{name}"' for name in stored_names.values()],
+    )
     for source_id, end in reached.items():
-        rows = rows_between(connection, source_id, after.get(source_id, START), end, *names, where=where)
+        rows = rows_between(connection, source_id, after.get(source_id, START), end, query)
         for attempt, _, step, at, text in rows:
             data = orjson.loads(text)
             position = None

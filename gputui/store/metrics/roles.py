@@ -99,13 +99,13 @@ def validation_loss(names: Iterable[str]) -> str | None:
 
 
 def _best_loss(names: Sequence[str]) -> str | None:
-    usual: list[tuple[int, int, bool, str]] = []
+    ranks: dict[str, tuple[int, int, bool]] = {}
     for name in names:
         part, form, is_training, _ = _read_name(name)
         if form is not None:
-            usual.append((part or 0, form, is_training, name))
-    if usual:
-        return min(usual, key=lambda entry: entry[:3])[-1]
+            ranks.setdefault(name, (part or 0, form, is_training))
+    if ranks:
+        return min(ranks, key=lambda name: ranks[name])
     losses = [name for name in names if _read_name(name).is_loss]
     if len(losses) == 1:
         return losses[0]

@@ -13,7 +13,7 @@ from typing import Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gputui.store.metrics.stored_lines import END, NON_FINITE, START, FilePosition, rows_between
+from gputui.store.metrics.stored_lines import END, NON_FINITE, START, FilePosition, LineQuery, rows_between
 
 KINDS_OF_MIXED_LINES = ("tensorboard", "output")
 """Sources of which each line has a few metrics with steps of its own, as those of a test that a script prints with the
@@ -36,7 +36,7 @@ _LOSS_FILTERS = {
     "known": f"AND ({_LOSS_IS_FINITE} OR {_LOSS} IN ({_NON_FINITE}))",
 }
 _COLUMNS = f"at, step, data ->> '$.time' NOTNULL, CASE WHEN {_LOSS_IS_FINITE} THEN {_LOSS} END, generation, byte_offset"
-_IS_STEP = "AND attempt = ? AND step NOTNULL AND at NOTNULL AND data ->> '$.event' IS NULL"
+_IS_STEP = "attempt = ? AND step NOTNULL AND at NOTNULL AND data ->> '$.event' IS NULL"
 _REPEATS = """
 SELECT 1 FROM metrics AS again
 WHERE again.source_id = ? AND again.attempt = ? AND again.step = ?
@@ -127,20 +127,11 @@ class SourceLines(Struct, frozen=True):
         if self.connection.execute(_IS_MIXED, (self.source_id,)).fetchone() is not None:
             clauses = f"AND json_type(data, {_LOSS_PATH}) NOTNULL {clauses}"
 
-        def rows(begin: FilePosition, end: FilePosition) -> sqlite3.Cursor:
-            return rows_between(
-                self.connection,
-                self.source_id,
-                max(begin, self.begin),
-                min(end, self.end),
-                self.attempt,
-                *values,
-                columns=_COLUMNS,
-                where=f"{_IS_STEP} {clauses}",
-                is_newest_first=is_newest_first,
-            )
-
-        readings = [rows(begin, end) for begin, end in self._readings() or [(START, END)]]
+        query = LineQuery(_COLUMNS, f"{_IS_STEP} {clauses}", (self.attempt, *values), is_newest_first)
+        readings = [
+            rows_between(self.connection, self.source_id, max(begin, self.begin), min(end, self.end), query)
+            for begin, end in self._readings() or [(START, END)]
+        ]
         for row in heapq.merge(*readings, key=itemgetter(-1), reverse=is_newest_first):
             at, step, states_time, loss, *begin = row
             yield StepLine(at, step, bool(states_time), loss, tuple(begin))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from msgspec import Struct
 
@@ -27,25 +27,40 @@ END: FilePosition = (1 << 62, 1 << 62)
 """Before and behind all lines."""
 
 
+class LineQuery(NamedTuple):
+    """Which lines are read, and what of them.
+
+    Attributes:
+        where: An SQL condition; ``values`` are those of its question marks.
+        limit: The most lines, -1 for all.
+    """
+
+    columns: str = "attempt, rank, step, at, data"
+    where: str = "TRUE"
+    values: Sequence[Any] = ()
+    is_newest_first: bool = False
+    limit: int = -1
+
+
+ALL_LINES = LineQuery()
+
+
 def rows_between(
     connection: sqlite3.Connection,
     source_id: int,
     begin: FilePosition,
     end: FilePosition,
-    *values: Any,
-    columns: str = "attempt, rank, step, at, data",
-    where: str = "",
-    is_newest_first: bool = False,
-    limit: int = -1,
+    query: LineQuery = ALL_LINES,
 ) -> sqlite3.Cursor:
-    """Query the lines of a source from one position up to another. ``where`` begins with AND;
-    ``values`` are its. Raises sqlite3.Error."""
-    order = "DESC" if is_newest_first else "ASC"
+    """Query the lines of a source from one position up to another. Raises sqlite3.Error."""
+    order = "ASC"
+    if query.is_newest_first:
+        order = "DESC"
     return connection.execute(
-        f"SELECT {columns} FROM metrics WHERE source_id = ? "  # noqa: S608
+        f"SELECT {query.columns} FROM metrics WHERE source_id = ? "  # noqa: S608
         "AND (generation, byte_offset) >= (?, ?) AND (generation, byte_offset) < (?, ?) "
-        f"{where} ORDER BY generation {order}, byte_offset {order} LIMIT ?",
-        (source_id, *begin, *end, *values, limit),
+        f"AND {query.where} ORDER BY generation {order}, byte_offset {order} LIMIT ?",
+        (source_id, *begin, *end, *query.values, query.limit),
     )
 
 

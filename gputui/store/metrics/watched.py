@@ -17,6 +17,7 @@ from gputui.store.metrics.stored_lines import (
     START,
     Cursor,
     FilePosition,
+    LineQuery,
     as_float,
     end_positions,
     numbers,
@@ -57,7 +58,14 @@ class WatchedLine(Struct, frozen=True):
 
 
 class ObservationRow(Struct, frozen=True):
-    """One row of ``observations``."""
+    """One row of ``observations``.
+
+    Attributes:
+        kind, text: What was seen, for programs and for people.
+        at: UTC unix seconds.
+        rank, step: None if it is of no one.
+        ends: The attempt is ended for it.
+    """
 
     kind: str
     at: float
@@ -75,6 +83,7 @@ def newest_lines(
     reached = end_positions(connection, run_id)
     roles = metric_roles(connection, run_id)
     names = [*((name, name) for name in WATCHED), *roles.names.items()]
+    query = LineQuery(is_newest_first=True, limit=limit)
     lines: list[WatchedLine] = []
     sources = 0
     all_read_since = -math.inf
@@ -82,7 +91,7 @@ def newest_lines(
         since = after.get(source_id, START)
         if since == end:
             continue
-        rows = rows_between(connection, source_id, since, end, is_newest_first=True, limit=limit).fetchall()
+        rows = rows_between(connection, source_id, since, end, query).fetchall()
         sources += bool(rows)
         if len(rows) == limit and rows[-1][3] is not None:
             # Its older lines were not read.

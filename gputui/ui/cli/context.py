@@ -226,9 +226,8 @@ class Session(Struct, frozen=True):
         self.need_agent()
         with closing(self.commander()) as connection, self.writing(meanwhile):
             arguments = {**args, "asker": asker()}
-            command_id = commands.submit(
-                connection, verb, run_id, arguments, actor(), now=time.time(), doorbell=self.workspace.doorbell
-            )
+            command_id = commands.submit(connection, verb, run_id, arguments, actor(), now=time.time())
+            commands.ring(self.workspace.doorbell)
             return self.wait(connection, command_id, commands.patience_seconds(verb))
 
     @contextmanager

@@ -172,8 +172,7 @@ def details_shape(details: RunDetails) -> dict[str, Any]:
         details.history.attempts,
         details.history.incidents,
         details.history.decisions,
-        costs.by_incident(details.costs),
-        total_cost,
+        json_shapes.FailureCosts(costs.by_incident(details.costs), total_cost),
         details.took,
     )
     return {

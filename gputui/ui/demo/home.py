@@ -96,7 +96,7 @@ def _stop_everything(workspace: Workspace) -> None:
         return
     try:
         with closing(open_commander(workspace.database)) as connection:
-            ask = partial(commands.submit, connection, actor="demo", doorbell=workspace.doorbell)
+            ask = partial(commands.submit, connection, actor="demo")
             stopping: set[str] = set()
             deadline = time.monotonic() + STOP_SECONDS
             while time.monotonic() < deadline:
@@ -109,6 +109,8 @@ def _stop_everything(workspace: Workspace) -> None:
                 # Some may be new: from a study, or from a command that was not answered before.
                 for run_id in runs - stopping:
                     ask("stop", run_id, {"now": True}, now=time.time())
+                if not (studies | runs) <= stopping:
+                    commands.ring(workspace.doorbell)
                 stopping |= studies | runs
                 time.sleep(0.1)
         stop_agent(workspace)

@@ -46,7 +46,7 @@ from gputui.runs.spec import RunSpec
 from gputui.runs.submission import SPEC_FILE, write_spec
 from gputui.store.attempts import Attempt, get_attempt
 from gputui.store.database import open_writer
-from gputui.store.events import add_event
+from gputui.store.events import NewEvent, add_event
 from gputui.store.run_states import RunState
 from gputui.store.runs import Run, get_run
 from gputui.store.series import HostSample
@@ -211,7 +211,7 @@ class DemoPast:
                 actor=actor,
             )
             open_metrics(self.context.ingest, run_id, spec, folder)
-            add_event(connection, "launched", f"launched by {actor}", now=self.at, run_id=run_id)
+            add_event(connection, NewEvent("launched", f"launched by {actor}", run_id=run_id), now=self.at)
         return run_id
 
     def _act(self, run_id: str, act: Act, gpus: tuple[int, ...], actor: str) -> Play:

@@ -24,6 +24,7 @@ from gputui.store.commands import (
     CommandAnswer,
     NotWithdrawnError,
     patience_seconds,
+    ring,
     submit,
     wait_for_answer,
 )
@@ -94,7 +95,9 @@ class Commands(Shell):
                 with suppress(SpecError):
                     request |= ticket_to_renew(workspace, run_id)
             with closing(open_commander(workspace.database)) as store:
-                return submit(store, verb, run_id, request, actor(), now=time.time(), doorbell=workspace.doorbell)
+                command_id = submit(store, verb, run_id, request, actor(), now=time.time())
+            ring(workspace.doorbell)
+            return command_id
 
         return write
 
@@ -319,7 +322,7 @@ def start_study(workspace: Workspace, base: RunSpec, spec: StudySpec, source: st
     private = replace(base, shell=capture())
     with closing(open_commander(workspace.database)) as store, ticket_for(workspace, private) as ticket:
         arguments = {"spec": spec.to_json(), "source": source, **ticket}
-        return submit(store, "study", None, arguments, actor(), now=time.time(), doorbell=workspace.doorbell)
+        return submit(store, "study", None, arguments, actor(), now=time.time())
 
 
 def withdraw_late(workspace: Workspace, command_id: int, seconds: float) -> None:

@@ -19,7 +19,7 @@ from gputui.runs.identity import identify
 from gputui.runs.repository import transaction
 from gputui.runs.scheduler import GpuAvailability
 from gputui.store.events import read_events
-from gputui.store.hardware import excluded, quarantine
+from gputui.store.hardware import excluded, quarantine_failed
 from gputui.store.run_states import RunState
 from gputui.store.series import GpuSample
 from tests.homes import NOW, add_run
@@ -68,7 +68,7 @@ def look(connection: sqlite3.Connection, workspace: Workspace, held: set[str]) -
 
 
 def test_only_what_passes_by_itself_is_waited_for(workspace: Workspace, connection: sqlite3.Connection) -> None:
-    quarantine(connection, ["GPU-1"], run_id="a-1", attempt=1, reason="GPU memory error", now=NOW)
+    quarantine_failed(connection, ["GPU-1"], "a-1", 1, reason="GPU memory error", now=NOW)
     found = look(connection, workspace, {"GPU-3"})
     assert [index for index, gpu in found.items() if gpu.is_settling] == [6]
     words = [

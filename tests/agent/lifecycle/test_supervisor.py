@@ -184,8 +184,8 @@ def test_a_run_ends_whatever_its_logs_hold(
         return real(folder, **others)
 
     monkeypatch.setattr(postmortem, "collect", collect)
-    end_one(made, add_run(connection, workspace=workspace), code=3)
-    wait_until(lambda: made.notice_ends() or not made.attempts, what="the end")
+    end_one(supervisor, add_run(connection, workspace=workspace), code=3)
+    wait_until(lambda: supervisor.notice_ends() or not supervisor.attempts, what="the end")
     assert connection.execute("SELECT kind FROM incidents").fetchall() == [("nonzero_exit",)]
 
 

@@ -15,7 +15,7 @@ import pytest
 from gputui.reports.export.follow import export
 from gputui.reports.export.subject import read_subject
 from gputui.store import checkpoints
-from gputui.store.events import add_event
+from gputui.store.events import NewEvent, add_event
 from tests.homes import NOW, Home
 from tests.ledgers import ledger_row
 from tests.stories import overnight
@@ -29,8 +29,8 @@ def home(home: Home) -> Home:
     overnight(home)
     home.metrics(RUN, 3, [{"step": 9001, "time": NOW, "loss": math.nan, "grad_norm": math.inf, "lr": 0.5}])
     failed = "no answer of https://me:hunter22@host"
-    add_event(home.connection, "sink_failed", failed, now=NOW, key="csv", run_id=RUN, attempt=3)
-    add_event(home.connection, "launched", "by me", now=NOW, run_id="resnet50-2")
+    add_event(home.connection, NewEvent("sink_failed", failed, key="csv", run_id=RUN, attempt=3), now=NOW)
+    add_event(home.connection, NewEvent("launched", "by me", run_id="resnet50-2"), now=NOW)
     checkpoints.save(home.connection, RUN, (), [ledger_row("step_1.pt", 5, 99, 1), ledger_row("2", 6, gone_at=7.0)])
     home.connection.execute("UPDATE attempts SET params = ? WHERE number = 2", (json.dumps({"lr": 1, "token": "abc"}),))
     return home
