@@ -8,7 +8,7 @@ loses earlier steps too, but their time is counted once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import PurePath
 from typing import Any
 
@@ -252,8 +252,3 @@ def _first_step_at(attempt: Attempt, lines: StepLines) -> float | None:
     if first is None:
         return attempt.first_step_at
     return first.at
-
-
-def by_incident(costs: Mapping[int, Cost]) -> dict[int, dict[str, Any]]:
-    """Costs as JSON, for `gputui.store.json_shapes`."""
-    return {incident_id: cost.to_json() for incident_id, cost in costs.items()}

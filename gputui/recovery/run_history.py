@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from gputui.recovery.costs import Cost, costs
+from gputui.recovery.costs import Cost, costs, total
 from gputui.recovery.resumptions import Resumption, resumptions
 from gputui.runs.executors import chooses_start
 from gputui.runs.stored_spec import known_spec
@@ -26,6 +26,28 @@ from gputui.store.run_history import (
 )
 from gputui.store.run_states import RunState
 from gputui.store.runs import Run
+
+
+class Failure(NamedTuple):
+    """An incident of a run with what belongs to it.
+
+    Attributes:
+        decision: what was done about it; None before that was decided.
+        attempt: the one that it ended; None if it is not stored.
+        next_attempt: the one that followed.
+        cost: None if it is not known.
+    """
+
+    incident: IncidentView
+    decision: DecisionView | None
+    attempt: Attempt | None
+    next_attempt: Attempt | None
+    cost: Cost | None
+
+
+def total_cost(failures: Iterable[Failure]) -> Cost | None:
+    """The cost of several failures together; None if none is known."""
+    return total(failure.cost for failure in failures if failure.cost is not None)
 
 
 class RunHistory(NamedTuple):
@@ -61,10 +83,28 @@ class RunHistory(NamedTuple):
             lines=StepLines(connection, run.run_id),
         )
 
-    def costs(self) -> dict[int, Cost]:
-        """The cost of every incident by its id. Raises sqlite3.Error."""
+    def failures(self) -> list[Failure]:
+        """The incidents with the decisions on them and their costs, oldest first. Raises sqlite3.Error."""
         is_chosen_there = chooses_start(known_spec(self.run))
-        return costs(self.attempts, self.incidents, self.decisions, self.lines, start_is_chosen_there=is_chosen_there)
+        cost_of = costs(
+            self.attempts, self.incidents, self.decisions, self.lines, start_is_chosen_there=is_chosen_there
+        )
+        return self.failures_with(cost_of)
+
+    def failures_with(self, costs: Mapping[int, Cost]) -> list[Failure]:
+        """The incidents with the decisions on them and these costs, which are by incident."""
+        attempts = {attempt.number: attempt for attempt in self.attempts}
+        decisions = {decision.incident_id: decision for decision in self.decisions}
+        return [
+            Failure(
+                incident,
+                decisions.get(incident.incident_id),
+                attempts.get(incident.attempt),
+                attempts.get(incident.attempt + 1),
+                costs.get(incident.incident_id),
+            )
+            for incident in self.incidents
+        ]
 
     def resumptions(self) -> Mapping[int, Resumption]:
         """From where each attempt really went on, by its number. Raises sqlite3.Error."""

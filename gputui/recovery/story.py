@@ -9,10 +9,10 @@ from itertools import groupby
 from gputui.core.text import clean
 from gputui.core.units import count_of, duration, parameter
 from gputui.recovery.classify import detail_of
-from gputui.recovery.costs import Cost, in_words, total
+from gputui.recovery.costs import in_words
 from gputui.recovery.kinds import kind_of
 from gputui.recovery.resumptions import Resumption
-from gputui.recovery.run_history import RunHistory, queued_by_person
+from gputui.recovery.run_history import Failure, RunHistory, queued_by_person, total_cost
 from gputui.runs.checkpoint_names import step_words
 from gputui.runs.stored_spec import known_spec
 from gputui.store.attempts import Attempt, ended_seconds
@@ -25,20 +25,23 @@ AGENT = "agent"
 """The actor of transitions without a person."""
 
 
-def tell(history: RunHistory, costs: Mapping[int, Cost], went_on: Mapping[int, Resumption], *, now: float) -> list[str]:
+def tell(
+    history: RunHistory, failures: Sequence[Failure], went_on: Mapping[int, Resumption], *, now: float
+) -> list[str]:
     """The story of a run: its launch, a paragraph per attempt, and its state.
 
     Args:
-        costs: those of `RunHistory.costs`.
+        failures: those of `RunHistory.failures`.
         went_on: from where each attempt really went on: `RunHistory.resumptions`.
         now: UTC unix seconds.
 
     Returns:
         The paragraphs, each one line of harmless text.
     """
-    run, attempts, incidents, decisions, transitions = history[:5]
-    of_attempt = {incident.attempt: incident for incident in incidents}
-    decided = {decision.incident_id: decision for decision in decisions}
+    run = history.run
+    attempts = history.attempts
+    transitions = history.transitions
+    of_attempt = {failure.incident.attempt: failure for failure in failures}
     first = next((f" by {move.actor}" for move in transitions if move.from_state is None), "")
     spec = known_spec(run)
     source = f"from the profile {run.profile}"
@@ -50,7 +53,7 @@ def tell(history: RunHistory, costs: Mapping[int, Cost], went_on: Mapping[int, R
     for alike in _alike_attempts(attempts, of_attempt, transitions, went_on):
         attempt = alike[0]
         repeats = alike[1:]
-        incident = of_attempt.get(attempt.number)
+        failure = of_attempt.get(attempt.number)
         # The restart or resume by a person, or the end of a phase, that led to this attempt.
         requests = [
             _request_sentence(move)
@@ -58,27 +61,24 @@ def tell(history: RunHistory, costs: Mapping[int, Cost], went_on: Mapping[int, R
             if move.from_state is not None and since < move.at <= attempt.created_at
         ]
         sentences = [*requests[-1:], _attempt_sentence(run, attempt, now, went_on.get(attempt.number))]
-        if incident is None:
+        if failure is None:
             sentences.append(_end_sentence(run, attempt, transitions))
         else:
             sentences += [
-                _incident_sentence(incident, attempt),
-                _evidence_sentence(incident),
-                *_reaction_sentences([incident], decided, costs),
+                _incident_sentence(failure.incident, attempt),
+                _evidence_sentence(failure.incident),
+                *_reaction_sentences([failure]),
             ]
         paragraphs.append(sentences)
         if repeats:
-            again = [of_attempt[row.number] for row in repeats]
-            paragraphs.append([_repetition_sentence(repeats, now), *_reaction_sentences(again, decided, costs)])
-            incident = again[-1]
+            repeated = [of_attempt[row.number] for row in repeats]
+            paragraphs.append([_repetition_sentence(repeats, now), *_reaction_sentences(repeated)])
+            failure = repeated[-1]
         since = alike[-1].created_at
         # The last attempt's paragraph may already explain the end of the run.
-        is_explained = False
-        if incident is not None:
-            decision = decided.get(incident.incident_id)
-            is_explained = decision is None or decision.verdict != "retry"
+        is_explained = failure is not None and (failure.decision is None or failure.decision.verdict != "retry")
     paragraphs.append([_state_sentence(run, attempts, now, is_explained)])
-    together = total(costs.values())
+    together = total_cost(failures)
     if together is not None and together.incidents > 1 and (price := in_words(together)):
         if together.unknown:
             price = f"at least {price}"
@@ -88,7 +88,7 @@ def tell(history: RunHistory, costs: Mapping[int, Cost], went_on: Mapping[int, R
 
 def _alike_attempts(
     attempts: Sequence[Attempt],
-    of_attempt: Mapping[int, IncidentView],
+    of_attempt: Mapping[int, Failure],
     transitions: Sequence[TransitionView],
     went_on: Mapping[int, Resumption],
 ) -> list[list[Attempt]]:
@@ -97,16 +97,17 @@ def _alike_attempts(
     A single repetition is a group of its own: it is told as briefly.
     """
 
-    def failure(attempt: Attempt) -> tuple[object, ...]:
-        incident = of_attempt.get(attempt.number)
-        if incident is None or went_on.get(attempt.number, "resumed") not in ("resumed", "recounted"):
+    def way(attempt: Attempt) -> tuple[object, ...]:
+        failure = of_attempt.get(attempt.number)
+        if failure is None or went_on.get(attempt.number, "resumed") not in ("resumed", "recounted"):
             return (attempt.number,)
         request_count = sum(move.at <= attempt.created_at for move in queued_by_person(transitions))
+        incident = failure.incident
         return (request_count, incident.kind, incident.step, detail_of(incident.summary))
 
     ordered = sorted(attempts, key=lambda row: row.number)
     groups: list[list[Attempt]] = []
-    for _, alike in groupby(ordered, key=failure):
+    for _, alike in groupby(ordered, key=way):
         rows = list(alike)
         if len(rows) > 2:
             groups.append(rows)
@@ -133,18 +134,16 @@ def _repetition_sentence(repeats: Sequence[Attempt], now: float) -> str:
     return f"{', '.join([sentence, *details])}."
 
 
-def _reaction_sentences(
-    incidents: Sequence[IncidentView], decided: Mapping[int, DecisionView], costs: Mapping[int, Cost]
-) -> list[str]:
-    """The decision on the last of one or more incidents, and the cost of all of them."""
+def _reaction_sentences(failures: Sequence[Failure]) -> list[str]:
+    """The decision on the last of one or more failures, and the cost of all of them."""
     sentences = []
-    decision = decided.get(incidents[-1].incident_id)
+    decision = failures[-1].decision
     if decision is not None:
         reaction = decision.reason
         if decision.verdict != "retry":
             reaction = f"stopped here: {reaction}"
         sentences.append(f"gputui {reaction}.")
-    cost = total(costs[row.incident_id] for row in incidents if row.incident_id in costs)
+    cost = total_cost(failures)
     if cost is not None and (price := in_words(cost)):
         sentences.append(f"That cost {price}.")
     return sentences

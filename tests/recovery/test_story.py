@@ -51,7 +51,7 @@ def story(
     history = RunHistory(of_run, attempts, incidents, decisions, transitions, [], cast("StepLines", Lines()))
     if went_on is None:
         went_on = resumptions(attempts)
-    return tell(history, costs or {}, went_on, now=now)
+    return tell(history, history.failures_with(costs or {}), went_on, now=now)
 
 
 def test_a_run_that_ran_out_of_memory_and_was_brought_back() -> None:

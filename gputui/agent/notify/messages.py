@@ -16,11 +16,11 @@ from gputui.core.redaction import redact_text
 from gputui.core.text import clean, clip
 from gputui.recovery.costs import Cost, in_words
 from gputui.recovery.kinds import KINDS
+from gputui.recovery.run_history import Failure
 from gputui.recovery.story import causes_of
 from gputui.runs.notices import Message, NoticeEvent
 from gputui.store.alerts import AlertView
 from gputui.store.events import Severity
-from gputui.store.run_history import DecisionView, IncidentView
 from gputui.store.run_states import RunState
 from gputui.store.runs import Run
 from gputui.store.studies import StudyRecord
@@ -42,8 +42,8 @@ class RunNotice(Struct, frozen=True):
 
     Attributes:
         at: UTC unix seconds.
-        incident, decision: the newest ones.
-        cost: that of all its incidents.
+        failure: the newest one.
+        cost: that of all its failures.
         step: the last one.
         loss: its name and its newest value.
     """
@@ -51,8 +51,7 @@ class RunNotice(Struct, frozen=True):
     run: Run
     at: float
     host: str
-    incident: IncidentView | None = None
-    decision: DecisionView | None = None
+    failure: Failure | None = None
     cost: Cost | None = None
     step: int | None = None
     loss: tuple[str, float] | None = None
@@ -66,7 +65,7 @@ class RunNotice(Struct, frozen=True):
 
     @property
     def is_of_newest_attempt(self) -> bool:
-        return self.incident is not None and self.incident.attempt == self.run.attempt
+        return self.failure is not None and self.failure.incident.attempt == self.run.attempt
 
     def last_words(self) -> str:
         """``step 1 200, loss 0.43``; "" if nothing is known."""
@@ -90,8 +89,8 @@ class RunNotice(Struct, frozen=True):
             "step": "",
             "loss": "",
         }
-        if self.incident is not None:
-            fields["incident"] = self.incident.kind
+        if self.failure is not None:
+            fields["incident"] = self.failure.incident.kind
         if self.step is not None:
             fields["step"] = str(self.step)
         if self.loss is not None:
@@ -109,8 +108,11 @@ def run_ended(facts: RunNotice, cause: str) -> Message:
     if seconds is not None:
         title += f" after {units.duration(seconds)}"
     lines = [f"Cause: {cause}"]
-    if facts.is_of_newest_attempt and facts.incident is not None and facts.decision is not None:
-        lines = [f"Cause: {causes_of(cause, facts.decision)}", f"Recovery: {facts.decision.reason}"]
+    decision = None
+    if facts.failure is not None and facts.is_of_newest_attempt:
+        decision = facts.failure.decision
+    if decision is not None:
+        lines = [f"Cause: {causes_of(cause, decision)}", f"Recovery: {decision.reason}"]
     verb = "explain"
     if event == "run_succeeded":
         lines = [f"Outcome: {cause}"]
@@ -121,11 +123,12 @@ def run_ended(facts: RunNotice, cause: str) -> Message:
 
 def run_recovered(facts: RunNotice) -> Message:
     """A run is running again after it failed."""
-    assert facts.incident is not None
-    lines = [f"Cause: {facts.incident.summary}"]
-    if facts.decision is not None:
-        lines.append(f"Recovery: {facts.decision.reason}")
-    title = f"{facts.name} runs again ({KINDS[facts.incident.kind].title})"
+    assert facts.failure is not None
+    incident = facts.failure.incident
+    lines = [f"Cause: {incident.summary}"]
+    if facts.failure.decision is not None:
+        lines.append(f"Recovery: {facts.failure.decision.reason}")
+    title = f"{facts.name} runs again ({KINDS[incident.kind].title})"
     return _of_run("run_recovered", "warning", title, lines, facts, f"gputui explain {facts.run.run_id}")
 
 

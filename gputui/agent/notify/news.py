@@ -22,8 +22,7 @@ from gputui.agent.notify.outbox import Outbox
 from gputui.core.units import metric_value, parameter
 from gputui.core.yaml_forms.problems import ProfileError
 from gputui.profiles.home_files import SettingsFile, load_recipients
-from gputui.recovery.costs import total
-from gputui.recovery.run_history import RunHistory
+from gputui.recovery.run_history import RunHistory, total_cost
 from gputui.runs import notices
 from gputui.runs.notices import NOT_INSTALLED, Cursor, Message, Recipient
 from gputui.runs.repository import transaction
@@ -156,7 +155,7 @@ class News:
     def _facts(self, run: Run, now: float) -> RunNotice:
         connection = self.context.connection
         run_id = run.run_id
-        history = RunHistory.read(connection, run)
+        failures = RunHistory.read(connection, run).failures()
         name = run.roles.loss or LOSS
         value = queries.latest(connection, run_id).get(name)
         loss = None if value is None else (name, value)
@@ -164,9 +163,8 @@ class News:
             run,
             now,
             self.host,
-            incident=next(reversed(history.incidents), None),
-            decision=next(reversed(history.decisions), None),
-            cost=total(history.costs().values()),
+            failure=next(reversed(failures), None),
+            cost=total_cost(failures),
             step=run.last_step,
             loss=loss,
         )

@@ -11,8 +11,7 @@ from gputui.metrics.curves.live_curves import read_charts
 from gputui.metrics.curves.model import ChartRequest
 from gputui.metrics.curves.plot import drawing, hardware_drawing
 from gputui.metrics.draw.parts import Chart
-from gputui.recovery.costs import total
-from gputui.recovery.run_history import RunHistory
+from gputui.recovery.run_history import RunHistory, total_cost
 from gputui.recovery.watch.metric_history import expected_rate
 from gputui.recovery.watch.overrides import of_profile
 from gputui.reports.summary.facts import IDLE_PERCENT, GpuUse, RunFacts, spread
@@ -75,7 +74,7 @@ def read_facts(connection: sqlite3.Connection, run: Run, now: float, *, with_pic
     history = RunHistory.read(connection, run)
     spec = known_spec(run)
     attempts = history.attempts
-    cost_of = history.costs()
+    failures = history.failures()
     lines = queries.lines(connection, run.run_id)
     steps = [attempt.last_step for attempt in attempts if attempt.last_step is not None]
     launched = run.params
@@ -91,8 +90,8 @@ def read_facts(connection: sqlite3.Connection, run: Run, now: float, *, with_pic
         launched=launched,
         like=scaling_key(run, spec),
         cost=run_cost(connection, run.run_id, now),
-        lost=total(cost_of.values()),
-        recoveries=recoveries(history, cost_of, spec),
+        lost=total_cost(failures),
+        recoveries=recoveries(failures, spec),
         thresholds=thresholds,
         measured=measure(lines, attempts, _expected(attempts, spec), run.roles),
         gpus=_gpu_use(connection, attempts, now),

@@ -7,64 +7,48 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gputui.core.units import UNKNOWN, count, count_of, duration, metric_value, parameter
-from gputui.recovery.costs import Cost, in_words
-from gputui.recovery.run_history import RunHistory
+from gputui.recovery.costs import in_words
+from gputui.recovery.run_history import Failure
 from gputui.reports.summary.facts import Best, RunFacts
 from gputui.runs.checkpoint_names import step_words
 from gputui.runs.spec import RunSpec
 from gputui.store.attempts import Attempt
 from gputui.store.metrics.roles import is_held_out
-from gputui.store.run_history import DecisionView, IncidentView
+from gputui.store.run_history import DecisionView
 
 _PLAIN = ("restart", "wait", "rollback")
 """Actions that the beginning of the next attempt tells of."""
 
 
-def recoveries(history: RunHistory, costs: Mapping[int, Cost], spec: RunSpec | None) -> tuple[str, ...]:
-    """A sentence about each incident, what gputui changed, and from where it continued. ``costs`` are by incident.
+def recoveries(failures: Sequence[Failure], spec: RunSpec | None) -> tuple[str, ...]:
+    """A sentence about each failure, what gputui changed, and from where it continued.
 
     Example: ``Attempt 1 → 2: batch 16 × 3 → 12 × 4, from step_30.pt (step 30), because CUDA ran out of memory on
     rank 0, at step 35; it cost 5 steps and 9 s.``
     """
-    by_number = {attempt.number: attempt for attempt in history.attempts}
-    decided = {decision.incident_id: decision for decision in history.decisions}
-    return tuple(
-        _sentence(
-            incident,
-            decided.get(incident.incident_id),
-            by_number.get(incident.attempt),
-            by_number.get(incident.attempt + 1),
-            costs.get(incident.incident_id),
-            spec,
-        )
-        for incident in history.incidents
-    )
+    return tuple(_recovery_sentence(failure, spec) for failure in failures)
 
 
-def _sentence(
-    incident: IncidentView,
-    decision: DecisionView | None,
-    failed: Attempt | None,
-    later: Attempt | None,
-    cost: Cost | None,
-    spec: RunSpec | None,
-) -> str:
+def _recovery_sentence(failure: Failure, spec: RunSpec | None) -> str:
+    incident = failure.incident
+    decision = failure.decision
     head = f"Attempt {incident.attempt}"
     if decision is not None and decision.verdict == "stop":
         done = "stopped"
     else:
         head += f" → {incident.attempt + 1}"
         parts = []
-        if failed is not None and decision is not None:
-            parts.append(_change(failed.params, {**failed.params, **decision.params}, spec))
+        if failure.attempt is not None and decision is not None:
+            params = failure.attempt.params
+            parts.append(_change(params, {**params, **decision.params}, spec))
             parts += _notes(decision)
-        if later is not None:
-            parts.append(_start(later))
+        if failure.next_attempt is not None:
+            parts.append(_start(failure.next_attempt))
         done = ", ".join(filter(None, parts)) or "tried again"
     text = f"{head}: {done}, because {incident.summary}"
     if incident.step is not None and f"step {incident.step}" not in incident.summary:
         text += f", at step {count(incident.step)}"
-    if cost is not None and (cost_text := in_words(cost)):
+    if failure.cost is not None and (cost_text := in_words(failure.cost)):
         text += f"; it cost {cost_text}"
     return f"{text}."
 

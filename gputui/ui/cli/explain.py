@@ -108,7 +108,7 @@ def story_of(connection: sqlite3.Connection, view: Run) -> list[str]:
     from gputui.recovery.story import tell
 
     history = RunHistory.read(connection, view)
-    return tell(history, history.costs(), history.resumptions(), now=time.time())
+    return tell(history, history.failures(), history.resumptions(), now=time.time())
 
 
 def print_paragraphs(paragraphs: Sequence[str]) -> None:

@@ -19,7 +19,6 @@ from gputui.core.text import clean, clip, clip_middle
 from gputui.core.yaml_forms.problems import shown_path
 from gputui.metrics.progress import progress_now
 from gputui.metrics.source_report import SourceReport, source_reports
-from gputui.recovery import costs
 from gputui.recovery.checkpoints.resumable import (
     AttemptSpan,
     candidates,
@@ -28,8 +27,9 @@ from gputui.recovery.checkpoints.resumable import (
     refused,
     spans_of,
 )
+from gputui.recovery.costs import in_words
 from gputui.recovery.resumptions import Resumption
-from gputui.recovery.run_history import RunHistory
+from gputui.recovery.run_history import Failure, RunHistory, total_cost
 from gputui.runs.code_version import code_words
 from gputui.runs.command import sinks_of
 from gputui.runs.redaction import secrets_of
@@ -74,7 +74,7 @@ class RunDetails(Struct, frozen=True):
 
     Attributes:
         took: the GPU-hours and energy of all attempts.
-        costs: those of its incidents, by their ids.
+        failures: its incidents with the decisions on them and their costs.
         went_on: from where each attempt really went on, by its number.
         spans: when each attempt lived, which dates the checkpoints.
         sinks: the targets of its live exports, by their names.
@@ -87,7 +87,7 @@ class RunDetails(Struct, frozen=True):
     row: RunRow
     history: RunHistory
     took: RunCost
-    costs: dict[int, costs.Cost]
+    failures: list[Failure]
     went_on: Mapping[int, Resumption]
     spans: tuple[AttemptSpan, ...]
     sinks: dict[str, str]
@@ -132,8 +132,8 @@ def command(session: Session, run: str | None, with_diff: bool, against: str | N
         say("")
         rows = [_cells(details, attempt, now) for attempt in details.history.attempts]
         print_table(("ATTEMPT", "STATE", "TIME", "STEPS", ""), rows)
-    total = costs.total(details.costs.values())
-    if total is not None and (price := costs.in_words(total)):
+    total = total_cost(details.failures)
+    if total is not None and (price := in_words(total)):
         say("")
         if total.unknown:
             price = f"at least {price}"
@@ -151,7 +151,7 @@ def read_details(session: Session, connection: sqlite3.Connection, run: Run, now
         row=RunRow(run, progress_now(connection, run)),
         history=history,
         took=run_cost(connection, run.run_id, now),
-        costs=history.costs(),
+        failures=history.failures(),
         went_on=history.resumptions(),
         spans=spans_of(run, history.attempts, now),
         sinks=dict(sinks_of(run, session.workspace.run_dir(run.run_id))),
@@ -165,14 +165,17 @@ def read_details(session: Session, connection: sqlite3.Connection, run: Run, now
 
 def details_shape(details: RunDetails) -> dict[str, Any]:
     """The JSON of ``gputui show --json``."""
-    total = costs.total(details.costs.values())
-    total_cost = None if total is None else total.sum_json()
+    total = total_cost(details.failures)
+    cost_of_all = None if total is None else total.sum_json()
+    cost_of = {
+        failure.incident.incident_id: failure.cost.to_json() for failure in details.failures if failure.cost is not None
+    }
     shape = json_shapes.show_shape(
         details.row.run,
         details.history.attempts,
         details.history.incidents,
         details.history.decisions,
-        json_shapes.FailureCosts(costs.by_incident(details.costs), total_cost),
+        json_shapes.FailureCosts(cost_of, cost_of_all),
         details.took,
     )
     return {

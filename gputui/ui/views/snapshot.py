@@ -19,7 +19,6 @@ from gputui.store.events import EventView
 from gputui.store.hardware import GpuEventView, GpuView, Quarantined
 from gputui.store.queue import QueuePause
 from gputui.store.rollups import GpuHistory, HostHistory
-from gputui.store.run_history import DecisionView, IncidentView
 from gputui.store.runs import Run
 from gputui.store.series import HostSample
 
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     # Imported when a page needs them.
     from gputui.profiles.gpu_checks import GpuSituation
     from gputui.recovery.costs import Cost
+    from gputui.recovery.run_history import Failure
     from gputui.runs.processes import HostProcess
     from gputui.store.metrics.intake import Intake
     from gputui.store.studies import RungValue, StudyRecord, StudyState, TrialRecord
@@ -213,7 +213,7 @@ class RunPage(Struct, frozen=True):
     Attributes:
         charts: the answer to the page's request; None before it.
         rank_count: the number of ranks of its newest attempt; 0 if that is unknown.
-        costs: the cost of each incident by its id.
+        failures: its incidents with the decisions on them and their costs, oldest first.
         checkpoints: None if its specification, which says where they are, cannot be read.
         intake: how many metrics lines were used and rejected; None at a past moment.
         sinks: the names of its live exports.
@@ -225,12 +225,10 @@ class RunPage(Struct, frozen=True):
     progress: Progress
     metric_names: tuple[str, ...]
     attempts: tuple[Attempt, ...]
-    incidents: tuple[IncidentView, ...]
-    decisions: tuple[DecisionView, ...]
+    failures: tuple[Failure, ...]
     log: LogTail
     rank_count: int = 0
     charts: ChartData | None = None
-    costs: Mapping[int, Cost] = msgspec.field(default_factory=dict)
     checkpoints: CheckpointList | None = None
     intake: Intake | None = None
     sinks: tuple[str, ...] = ()

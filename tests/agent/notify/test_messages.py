@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from msgspec.structs import replace
 
 from gputui.agent.notify import messages
 from gputui.agent.notify.messages import LINE_CELLS, RunNotice
 from gputui.recovery.costs import Cost
+from gputui.recovery.run_history import Failure
 from gputui.store.alerts import AlertView
 from gputui.store.run_history import DecisionView, IncidentView
 from gputui.store.run_states import RunState
@@ -21,7 +20,9 @@ RUN = Run("vit-3", 1, "vit", "vit", RunState.FAILED, 2, {}, "{}", 0.0, ended_sec
 INCIDENT = IncidentView(1, "vit-3", 2, 1.0, "cuda_oom", 0, 35, "rank 0 ran out of GPU memory", ())
 DECISION = DecisionView(1, 1, "vit-3", 2, 1.0, 0, "stop", (), {}, None, 0.0, "no smaller batch is left", None)
 COST = Cost(120, 540.0, 0.6)
-FACTS = RunNotice(RUN, 20_000.0, "ws1", INCIDENT, DECISION, COST, 1200, ("train/loss", 0.4321))
+FACTS = RunNotice(
+    RUN, 20_000.0, "ws1", Failure(INCIDENT, DECISION, None, None, COST), COST, 1200, ("train/loss", 0.4321)
+)
 ALERT = AlertView(
     7, "disk", "error", "host", "", "the host", None, 100.0, None, None, None, None, None, None, 97.0, 95.0, "%",
     "The disk is 97 % full", "remove runs",
@@ -82,7 +83,7 @@ def test_an_alert_and_its_end() -> None:
 
 @pytest.mark.parametrize("text", ["a\x1b[2Jb\nc", "see --api-key hunter-22-hunter", "x" * 10_000])
 def test_texts_from_outside_are_harmless(text: str) -> None:
-    facts: dict[str, Any] = {"incident": replace(INCIDENT, summary=text)}
-    message = messages.run_ended(replace(FACTS, **facts), text)
+    failure = Failure(replace(INCIDENT, summary=text), DECISION, None, None, COST)
+    message = messages.run_ended(replace(FACTS, failure=failure), text)
     for line in (message.title, *message.lines, *message.fields.values()):
         assert "\x1b" not in line and "\n" not in line and "hunter-22" not in line and len(line) <= LINE_CELLS

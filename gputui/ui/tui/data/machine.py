@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from gputui.core.units import count_of
 from gputui.metrics.progress import Progress
-from gputui.recovery.costs import Cost, total
-from gputui.recovery.run_history import RunHistory
+from gputui.recovery.costs import Cost
+from gputui.recovery.run_history import RunHistory, total_cost
 from gputui.runs import notices
 from gputui.runs.scheduler import WaitingRuns, read_waiting_runs
 from gputui.store import alerts, queue
@@ -146,7 +146,7 @@ class CostReader:
             computed_from, cost = self._known.get(run.run_id, (None, None))
             if computed_from != basis and budget:
                 budget -= 1
-                cost = total(RunHistory.read(connection, run).costs().values())
+                cost = total_cost(RunHistory.read(connection, run).failures())
                 self._known[run.run_id] = basis, cost
             elif computed_from != basis:
                 is_behind = True

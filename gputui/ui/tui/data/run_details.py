@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -16,8 +16,7 @@ from gputui.core.config import Workspace
 from gputui.core.text import clean
 from gputui.metrics.curves.live_curves import CurveReader
 from gputui.metrics.progress import Progress
-from gputui.recovery.costs import Cost
-from gputui.recovery.run_history import RunHistory
+from gputui.recovery.run_history import Failure, RunHistory
 from gputui.runs.code_version import code_words
 from gputui.runs.command import sinks_of, watched_checkpoints
 from gputui.runs.executors import Executors, hides_checkpoints
@@ -162,7 +161,7 @@ class RunPageReader:
         self._curves = curves
         self._log = LogReader()
         self._ledger: tuple[str, Mapping[str, LedgerFact]] = ("", {})
-        self._costs: tuple[object, Mapping[int, Cost]] = (None, {})
+        self._failures: tuple[object, Sequence[Failure]] = (None, ())
 
     def read(self, reading: StoreReading, run: Run, progress: Progress, metric_names: tuple[str, ...]) -> RunPage:
         """The page of a run with the progress that was read already. Raises sqlite3.Error."""
@@ -190,7 +189,7 @@ class RunPageReader:
                 for path, attempt, step, size_bytes, written_at in checkpoints.gone_since(connection, run_id, at)
             ]
             listed = listed and listed.at(at, gone)
-        costs: Mapping[int, Cost] = {}
+        failures: Sequence[Failure] = ()
         if history.incidents:
             # Among a million lines that is slow, and done when one of these has changed.
             moves = [
@@ -198,21 +197,19 @@ class RunPageReader:
                 for attempt in attempts
             ]
             basis = (run_id, moves, history.incidents, history.decisions)
-            if basis != self._costs[0]:
-                self._costs = (basis, history.costs())
-            costs = self._costs[1]
+            if basis != self._failures[0]:
+                self._failures = (basis, history.failures())
+            failures = self._failures[1]
         return RunPage(
             run=run,
             launched=launched_params(run),
             progress=progress,
             metric_names=metric_names,
             attempts=attempts,
-            incidents=tuple(history.incidents),
-            decisions=tuple(history.decisions),
+            failures=tuple(failures),
             log=log,
             rank_count=_rank_count(run),
             charts=charts,
-            costs=costs,
             checkpoints=listed,
             intake=usage,
             sinks=tuple(sinks_of(run, Path())),

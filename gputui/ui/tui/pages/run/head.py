@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from gputui.core.text import cell_width, clean, clip_middle
 from gputui.core.units import ago, count, count_of, duration, index_ranges, metric_value, rate, short_number
 from gputui.metrics.draw.parts import Line, Span
+from gputui.recovery.run_history import Failure
 from gputui.recovery.story import causes_of
 from gputui.runs.stored_spec import known_spec
 from gputui.store.hardware import GpuView
-from gputui.store.run_history import IncidentView
 from gputui.store.runs import Run
 from gputui.ui.tui.actions import Context, find
 from gputui.ui.tui.actions.key_lines import with_keys
@@ -134,10 +134,10 @@ def gpu_words(uuids: Sequence[str], gpus: Sequence[GpuView]) -> str:
 # --- a failed run
 
 
-def fatal_incident(page: RunPage) -> IncidentView | None:
-    """The incident that ended a failed run; None for other runs, or if none is known."""
-    if page.run.state == "failed" and page.incidents:
-        return page.incidents[-1]
+def fatal_failure(page: RunPage) -> Failure | None:
+    """The failure that ended a failed run; None for other runs, or if none is known."""
+    if page.run.state == "failed" and page.failures:
+        return page.failures[-1]
     return None
 
 
@@ -149,7 +149,8 @@ def banner_lines(page: RunPage, context: Context, width: int) -> list[Line]:
     if run.state != "failed":
         return []
     reason = run.reported_reason or "no cause is known"
-    decision = next(reversed(page.decisions), None)
+    fatal = fatal_failure(page)
+    decision = None if fatal is None else fatal.decision
     cause = causes_of(reason, decision)
     lines = _barred(clean(cause[:1].upper() + cause[1:]), "bad", width)
     if decision is not None and cause != reason:

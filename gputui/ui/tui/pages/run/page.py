@@ -31,7 +31,7 @@ from gputui.ui.tui.layout.columns import (
     rule,
 )
 from gputui.ui.tui.pages.run.chart_files import chart_drawing, file_name, write_chart
-from gputui.ui.tui.pages.run.head import banner_lines, fatal_incident, labels_line, run_head
+from gputui.ui.tui.pages.run.head import banner_lines, fatal_failure, labels_line, run_head
 from gputui.ui.tui.pages.run.log import RunLog
 from gputui.ui.tui.pages.run.sections import SideSection, SideView, share_lines, side_sections
 from gputui.ui.tui.widgets.chart_pane import Charts
@@ -471,8 +471,8 @@ class RunScreen(ActionScreen):
             return
         self.section = "log"
         if (page := self.page) is not None:
-            incident = fatal_incident(page)
-            rank = None if incident is None else incident.rank
+            fatal = fatal_failure(page)
+            rank = None if fatal is None else fatal.incident.rank
             self.log_part.show_traceback(page.log.labels, rank)
 
     def do_check(self) -> None:

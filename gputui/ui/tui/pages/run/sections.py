@@ -14,8 +14,9 @@ from gputui.core.units import UNKNOWN, age, bytes_text, count, count_of, duratio
 from gputui.machine.child import signal_name
 from gputui.metrics.draw.parts import Line, Span
 from gputui.metrics.progress import RankRow
-from gputui.recovery.costs import in_words, total
+from gputui.recovery.costs import in_words
 from gputui.recovery.kinds import kind_title
+from gputui.recovery.run_history import total_cost
 from gputui.runs.checkpoint_names import is_step_named, step_words
 from gputui.store.attempts import Attempt
 from gputui.store.hardware import GpuView
@@ -23,7 +24,7 @@ from gputui.store.runs import Run
 from gputui.ui.tui.data.run_details import launched_code
 from gputui.ui.tui.layout.columns import Column, fit_columns, fit_line, head_line, paragraph, row_line, rule, wrap
 from gputui.ui.tui.layout.gpu_words import WAITING_FRACTION, with_indices
-from gputui.ui.tui.pages.run.head import fatal_incident, gpu_words
+from gputui.ui.tui.pages.run.head import fatal_failure, gpu_words
 from gputui.ui.views.snapshot import Checkpoint, RunPage
 from gputui.ui.views.words import SEVERITY_STYLES, dated_clock, sign_of
 
@@ -157,20 +158,21 @@ MOST_VALUES = 3
 
 def parameter_lines(page: RunPage, now: float, width: int) -> list[Line]:
     """Each parameter, those first that changed after the launch, with the reason; and the code."""
-    kinds = {incident.incident_id: kind_title(incident.kind) for incident in page.incidents}
-    decisions = {name: decision for decision in page.decisions for name in decision.params}
+    decided = [(failure.decision, failure.incident) for failure in page.failures if failure.decision is not None]
+    causes = {name: (decision, incident.kind) for decision, incident in decided for name in decision.params}
     every = [page.launched, *(attempt.params for attempt in page.attempts), page.run.params]
     rows = []
     for name in dict.fromkeys([*page.launched, *page.run.params]):
         values = [clean(parameter(value)) for value, _ in groupby(params.get(name, UNKNOWN) for params in every)]
         text = " → ".join(values)
         reason = ""
-        decision = decisions.get(name)
         style = "warn" if len(values) > 1 else "text"
         if len(values) > MOST_VALUES:
             text = f"{values[0]} → {values[-1]} ({len(values) - 1}×)"
-        if len(values) > 1 and decision is not None and decision.params[name] == page.run.params.get(name):
-            reason = clean(f"{kinds.get(decision.incident_id, 'recovery')} {dated_clock(decision.at, now)}")
+        if len(values) > 1 and name in causes:
+            decision, kind = causes[name]
+            if decision.params[name] == page.run.params.get(name):
+                reason = clean(f"{kind_title(kind)} {dated_clock(decision.at, now)}")
         rows.append((clean(name), text, style, reason))
     rows.sort(key=lambda row: row[2] == "text")
     if (code := launched_code(page.run)) is not None:
@@ -376,7 +378,7 @@ def timeline_lines(
         _Entry(run.created_at, "dim", "queued", sinks),
         *(_start_of(attempt, gpus, run.target) for attempt in page.attempts),
         *(_end_of(attempt, attempt.ended_at) for attempt in page.attempts if attempt.ended_at is not None),
-        *_incidents(page, gpus, with_evidence=with_evidence),
+        *_failures(page, gpus, with_evidence=with_evidence),
     ]
     for event in page.data_events:
         style = SEVERITY_STYLES[event.severity]
@@ -409,8 +411,7 @@ def timeline_lines(
 
 def cost_lines(page: RunPage, width: int) -> list[Line]:
     """The total cost of the run's failures; nothing if there were none."""
-    met = {incident.incident_id for incident in page.incidents}
-    together = total(paid for incident_id, paid in page.costs.items() if incident_id in met)
+    together = total_cost(page.failures)
     if together is None or not in_words(together):
         return []
     cost = in_words(together)
@@ -420,24 +421,24 @@ def cost_lines(page: RunPage, width: int) -> list[Line]:
     return [fit_line([(" " + part, "warn")], width) for part in wrap(text, width - 2)]
 
 
-def _incidents(page: RunPage, gpus: Sequence[GpuView], *, with_evidence: bool) -> Iterator[_Entry]:
-    fatal = fatal_incident(page)
-    for incident in page.incidents:
+def _failures(page: RunPage, gpus: Sequence[GpuView], *, with_evidence: bool) -> Iterator[_Entry]:
+    fatal = fatal_failure(page)
+    for failure in page.failures:
+        incident = failure.incident
+        decision = failure.decision
         details: list[Span] = []
         if with_evidence:
             evidence = incident.evidence[:EVIDENCE_SHOWN]
             details += [(f"· {clean(with_indices(str(fact), gpus))}", "dim") for fact in evidence]
-        if incident is fatal:
+        text = clean(with_indices(incident.summary, gpus))
+        if failure is fatal:
+            # The banner has its cause and the decision.
             text = kind_title(incident.kind)
-        else:
-            text = clean(with_indices(incident.summary, gpus))
-            for decision in page.decisions:
-                if decision.incident_id == incident.incident_id:
-                    verdict = clean(with_indices(decision.reason or decision.verdict, gpus))
-                    details.append((f"→ {verdict}", "text"))
-        cost = page.costs.get(incident.incident_id)
-        if cost is not None and in_words(cost):
-            details.append((f"cost {in_words(cost)}", "dim"))
+        elif decision is not None:
+            reaction = clean(with_indices(decision.reason or decision.verdict, gpus))
+            details.append((f"→ {reaction}", "text"))
+        if failure.cost is not None and (cost := in_words(failure.cost)):
+            details.append((f"cost {cost}", "dim"))
         yield _Entry(incident.at, "warn", text, details)
 
 

@@ -82,18 +82,20 @@ def test_a_parameter_tells_its_values_from_the_launch_to_now(page: RunPage) -> N
         replace(attempt, params={"batch_size": size})
         for attempt, size in zip(page.attempts, (64, 128, 64), strict=True)
     )
-    recovered = (replace(page.decisions[0], params={"batch_size": 64}),)
+    first_failure = page.failures[0]
+    assert first_failure.decision is not None
+    recovered = first_failure._replace(decision=replace(first_failure.decision, params={"batch_size": 64}))
     story = replace(
         page,
         launched={"batch_size": 64},
         run=replace(page.run, params={"batch_size": 64}),
         attempts=(first, second, third),
-        decisions=recovered,
+        failures=(recovered,),
     )
     assert text_of(parameter_lines(story, NOW, 80))[0] == " batch_size  64 → 128 → 64  out of GPU memory 01:41:05"
     resumed = replace(story, run=replace(page.run, params={"batch_size": 96, "lr": 0.1}))
     assert text_of(parameter_lines(resumed, NOW, 80))[:2] == [" batch_size  64 → 96 (3×)", " lr          – → 0.1"]
-    same = replace(story, attempts=(first,), decisions=())
+    same = replace(story, attempts=(first,), failures=())
     assert text_of(parameter_lines(same, NOW, 80))[0] == " batch_size  64"
 
 
@@ -178,7 +180,7 @@ def test_the_timeline_tells_the_story_in_order(page: RunPage, snapshot: Snapshot
     there = replace(page, run=replace(page.run, target="lab"), attempts=page.attempts[:1])
     assert " 00:09:24 started on lab" in text_of(timeline_lines(there, snapshot.gpus, NOW, 80))
     assert mentions(*text_of(cost_lines(page, 80)), "2 incidents", "422 steps, 1 h 6 min", "2.1 GPU-hours")
-    assert cost_lines(replace(page, costs={}), 80) == []
+    assert cost_lines(replace(page, failures=[failure._replace(cost=None) for failure in page.failures]), 80) == []
     evidence = text_of(timeline_lines(page, snapshot.gpus, NOW, 80, with_evidence=True))
     assert any(line.startswith("          · XID 79: ") for line in evidence)
 
