@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import sqlite3
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from gputui.core.yaml_forms.problems import nearest
 from gputui.recovery.kinds import kind_of
@@ -27,23 +26,26 @@ OF_SPACE = {"diverged": "diverged", "out_of_memory": "ran out of memory"}
 number, or the point does not fit the machine."""
 
 
-class StudyEnd(NamedTuple):
-    """The state that a study is to have, and why."""
-
-    state: StudyState
-    reason: str
-
-
 def common_failure(
     connection: sqlite3.Connection, spec: StudySpec, trials: Sequence[TrialRecord], failed: TrialRecord, end: RunEnd
-) -> StudyEnd | None:
-    """The end or pause of the study once the trial ``failed``, whose run ended so; None if its failure
-    need not repeat."""
+) -> tuple[StudyState, str] | None:
+    """Tell whether a failure would repeat in every other trial of a study.
+
+    Args:
+        connection: the open database.
+        spec: the study's specification.
+        trials: all its trials.
+        failed: the trial that failed.
+        end: the end of that trial's run.
+
+    Returns:
+        The state that the study is to have, and why; None if the failure need not repeat.
+    """
     values = _values(connection, spec, failed)
     if end.state is RunState.SUCCEEDED and None in values and not any(trial.values for trial in trials):
         metric = spec.objectives[values.index(None)].metric
         missing = _unreported(metric, spec.pruner, metric_names(connection, failed.run_id or ""))
-        return StudyEnd(StudyState.PAUSED, f"no line of trial {failed.number} reports {missing}")
+        return StudyState.PAUSED, f"no line of trial {failed.number} reports {missing}"
     launched = [trial for trial in trials if trial.origin not in ("warm", OUTSIDE)]
     cause = _shared_cause(connection, spec, launched)
     if cause is None:
@@ -55,8 +57,8 @@ def common_failure(
         explain = f"gputui explain {failed.run_id}"
         reason = f"{SAME_ERRORS} trials failed alike at their start ({explain}): {end.reason}"
     if active_trials(launched):
-        return StudyEnd(StudyState.STOPPING, reason)
-    return StudyEnd(StudyState.FAILED, reason)
+        return StudyState.STOPPING, reason
+    return StudyState.FAILED, reason
 
 
 def _shared_cause(connection: sqlite3.Connection, spec: StudySpec, launched: Sequence[TrialRecord]) -> str | None:

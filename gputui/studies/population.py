@@ -107,54 +107,74 @@ class Population:
 
         Returns why that is not possible, if no member has a usable checkpoint.
         """
-        connection = self._writer.connection
-        study_id = self._writer.study_id
         trials = [trial for trial in trials if trial.origin != OUTSIDE]
         training = [trial for trial in trials if trial.state is TrialState.RUNNING]
         if any(not trial.state.is_over and trial.state is not TrialState.RUNNING for trial in trials):
             # A member that is about to continue from a donor is compared once it trains again.
             return None
         values: dict[int, dict[int, float]] = {trial.number: {} for trial in trials}
-        for rung in read_rungs(connection, study_id):
+        for rung in read_rungs(self._writer.connection, self._writer.study_id):
             values[rung.number][rung.rung] = math.nan if rung.value is None else rung.value
         milestone = pbt.due_milestone([values[trial.number] for trial in training], decided)
         if milestone is None or pbt.is_last(milestone, population):
             return None
         compared = [trial for trial in trials if trial in training or trial.state is TrialState.COMPLETE]
-        # From a checkpoint of the last step nothing is left to train.
-        last_useful = None if population.length is None else population.length - 1
-        donations = {}
-        for trial in compared:
-            step = last_useful if trial in training else milestone * population.every
-            donations[trial.number] = donor_checkpoint(connection, trial.run_id or "", now, step)
-        if not any(donation.checkpoint for donation in donations.values()):
-            why = next((donation.why for donation in donations.values() if donation.why), "none was saved")
+        donated, why = self._donor_checkpoints(population, compared, milestone, now)
+        if not donated:
             return f"no member has a checkpoint that another could continue from after milestone {milestone} ({why})"
         members = [
             pbt.PopulationMember(
                 trial.number, trial.params, values[trial.number][milestone],
-                can_give=donations[trial.number].checkpoint is not None, trains=trial in training,
+                can_give=trial.number in donated, trains=trial in training,
             )
             for trial in compared
             if milestone in values[trial.number]
         ]  # fmt: skip
         exploits = pbt.choose_exploits(members, milestone, population, spec.space, spec.objectives[0], spec.seed)
-        folder = self._writer.workspace.studies / study_id / rows.PINS
         plans = []
         for exploit in exploits:
-            checkpoint = donations[exploit.donor].checkpoint
-            pinned = None
-            if checkpoint is not None:
-                pinned = pin(folder, exploit, milestone, Path(checkpoint.path))
-            # What was written over while it was copied may be a part of each.
-            if checkpoint is not None and pinned is not None and is_unchanged(checkpoint):
-                plan = {
-                    "donor": exploit.donor, "donor_attempt": checkpoint.attempt, "milestone": milestone,
-                    "step": _step(checkpoint), "params": dict(exploit.params), "from": str(pinned),
-                }  # fmt: skip
+            plan = self._plan(exploit, donated[exploit.donor], milestone)
+            if plan is not None:
                 plans.append((next(trial for trial in training if trial.number == exploit.number), plan))
         self._store_plans(plans, milestone)
         return None
+
+    def _plan(self, exploit: pbt.Exploit, checkpoint: CheckpointRow, milestone: int) -> Mapping[str, Any] | None:
+        """Pin a donor's checkpoint; returns what the member is to continue from, or None if the
+        checkpoint is not whole."""
+        folder = self._writer.workspace.studies / self._writer.study_id / rows.PINS
+        pinned = pin(folder, exploit, milestone, Path(checkpoint.path))
+        # What was written over while it was copied may be a part of each.
+        if pinned is None or not is_unchanged(checkpoint):
+            return None
+        return {
+            "donor": exploit.donor,
+            "donor_attempt": checkpoint.attempt,
+            "milestone": milestone,
+            "step": _step(checkpoint),
+            "params": dict(exploit.params),
+            "from": str(pinned),
+        }
+
+    def _donor_checkpoints(
+        self, population: PbtSpec, compared: Sequence[TrialRecord], milestone: int, now: float
+    ) -> tuple[dict[int, CheckpointRow], str]:
+        """The checkpoint that each member can give, by its trial's number, and why the first of the
+        others can give none."""
+        # From a checkpoint of the last step nothing is left to train.
+        last_useful = None if population.length is None else population.length - 1
+        donated: dict[int, CheckpointRow] = {}
+        refusals: list[str] = []
+        for trial in compared:
+            most_steps: float | None = milestone * population.every
+            if trial.state is TrialState.RUNNING:
+                most_steps = last_useful
+            checkpoint, why = donor_checkpoint(self._writer.connection, trial.run_id or "", now, most_steps)
+            if checkpoint is not None:
+                donated[trial.number] = checkpoint
+            elif why:
+                refusals.append(why)
+        return donated, next(iter(refusals), "none was saved")
 
     def _store_plans(self, plans: Sequence[tuple[TrialRecord, Mapping[str, Any]]], milestone: int) -> None:
         """Store the plans of members, and stop these."""
@@ -208,37 +228,37 @@ class Population:
 # --- checkpoints ------------------------------------------------------------------------------------------------------
 
 
-class Donation(Struct, frozen=True):
-    """The checkpoint that a member can give.
-
-    Attributes:
-        checkpoint: the checkpoint; None if it can give none.
-        why: which ones it cannot give, and why; empty with a checkpoint.
-    """
-
-    checkpoint: CheckpointRow | None = None
-    why: str = ""
-
-
 def donor_checkpoint(
     connection: sqlite3.Connection, run_id: str, now: float, most_steps: float | None = None
-) -> Donation:
-    """The checkpoint after at most ``most_steps`` steps from which recovery would resume the run at
-    ``now`` (UTC unix seconds), without one that may still be growing. Raises sqlite3.Error."""
+) -> tuple[CheckpointRow | None, str]:
+    """Find the checkpoint that a member can give: that from which recovery would resume its run.
+
+    Args:
+        connection: the open database.
+        run_id: the member's run.
+        now: UTC unix seconds.
+        most_steps: the most steps before the checkpoint; None for any number.
+
+    Returns:
+        The checkpoint, which is no longer growing; or None and which ones it cannot give, and why.
+
+    Raises:
+        sqlite3.Error
+    """
     run = get_run(connection, run_id)
     if run is None:
-        return Donation(why="its run was removed")
+        return None, "its run was removed"
     rows = [row for row in checkpoints.of_run(connection, run_id) if row.is_written]
     if most_steps is not None:
         rows = [row for row in rows if (steps := _steps_before(row)) is not None and steps <= most_steps]
     choice = choose(rows, spans_of(run, read_attempts(connection, run_id), now), 1)
     if not choice.usable:
-        return Donation(why=passed_over(choice.refused) or choice.unreadable or choice.doubted or "")
+        return None, passed_over(choice.refused) or choice.unreadable or choice.doubted or ""
     best = choice.usable[0]
     (row,) = (row for row in choice.rows if (row.path, row.place) == (str(best.path), best.place))
     if row.verdict == "valid" or row.is_settled:
-        return Donation(row)
-    return Donation(why=f"{row.name} {best.why}, and may be growing")
+        return row, ""
+    return None, f"{row.name} {best.why}, and may be growing"
 
 
 def _step(checkpoint: CheckpointRow) -> int | None:

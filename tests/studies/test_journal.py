@@ -124,7 +124,7 @@ def test_a_verdict_is_given_once_also_by_a_process_that_dies_in_between(
     journal.add(POINT, "sampled")
     broken = (0.5,) if values else ()
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(StudyJournal, "settle", lambda *_: None)
+        patched.setattr(StudyJournal, "apply_verdict", lambda *_: None)
         journal.end(0, Ruling(state, "why", values, broken), 1.0)
     journal = opened(spec, tmp_path)
     journal.end(0, Ruling(TrialState.COMPLETE, None, (9.0,)), 2.0)
