@@ -15,8 +15,13 @@ _GONE = ("lost", "error")
 
 
 class GpuTotals(Struct, frozen=True):
-    """``gpu_count`` counts all GPUs, ``answering_count`` those whose state is ok, ``lost_count``
-    lost ones. Utilisation is a mean."""
+    """Sums over the GPUs that are not lost, None where none has a value.
+
+    Attributes:
+        gpu_count, answering_count, lost_count: All GPUs, those whose state is ok, and those that are lost.
+        utilization_percent: A mean.
+        hottest_index, hottest_uuid, hottest_celsius: Of the hottest GPU, the lowest index of several.
+    """
 
     gpu_count: int
     answering_count: int

@@ -22,7 +22,13 @@ from gputui.store.series import HostSample
 
 
 class GpuFacts(Struct, frozen=True):
-    """Values that do not change while the driver is loaded; read once per session."""
+    """Values that do not change while the driver is loaded; read once per session.
+
+    Attributes:
+        power_reading: What `GpuSample` has as its power: the instantaneous field, or the driver's value (a mean over
+            one second on Ampere and later, except GA100).
+        memory_is_unified: Its memory is the host's: how much is in use says nothing about who uses the GPU.
+    """
 
     uuid: str
     index: int
@@ -39,19 +45,21 @@ class GpuFacts(Struct, frozen=True):
     persistence_mode: bool | None = None
     mig_mode: bool | None = None
     power_reading: Literal["instant", "driver"] | None = None
-    """The meaning of ``GpuSample.power_watts``: the instantaneous field, or the driver's value (a
-    mean over one second on Ampere and later, except GA100)."""
     memory_is_unified: bool = False
-    """Whether its memory is the host's: how much is in use says nothing about who uses the GPU."""
 
 
 # Messages of the sampler, one JSON object per line, tagged by `kind`.
 
 
 class Inventory(Struct, frozen=True, tag="inventory", tag_field="kind"):
-    """The GPUs of the machine, sent at the start and whenever they change. ``problem`` is one line
-    with a remedy: why there are no GPUs, or which GPU is missing and why. A GPU stays in ``gpus``
-    after it is lost."""
+    """The GPUs of the machine, sent at the start and whenever they change.
+
+    Attributes:
+        at: UTC unix seconds.
+        gpus: A GPU stays here after it is lost.
+        problem: One line with a remedy: why there are no GPUs, or which GPU is missing and why; else None.
+        cuda_version: The newest CUDA that the driver supports, as ``12.4``.
+    """
 
     at: float
     source: Literal["nvml", "simulated"]
@@ -59,7 +67,6 @@ class Inventory(Struct, frozen=True, tag="inventory", tag_field="kind"):
     gpus: tuple[GpuFacts, ...]
     problem: str | None = None
     cuda_version: str | None = None
-    """The newest CUDA that the driver supports, as ``12.4``."""
 
 
 class FastTick(Struct, frozen=True, tag="fast", tag_field="kind"):
@@ -95,8 +102,13 @@ class GpuEvent(Struct, frozen=True, tag="event", tag_field="kind"):
 
 class Occupant(Struct, frozen=True):
     """A process of a run on a GPU, sent to the sampler. Only simulated GPUs use it: their load
-    follows the runs. ``memory_bytes`` None lets the source choose an amount for the run. ``since``
-    is the start of its attempt (UTC unix seconds)."""
+    follows the runs.
+
+    Attributes:
+        uuid: That of the GPU.
+        memory_bytes: None lets the source choose an amount for the run.
+        since: The start of its attempt (UTC unix seconds).
+    """
 
     uuid: str
     pid: int

@@ -58,8 +58,15 @@ class Link(Struct, frozen=True):
 
 @dataclass(slots=True)
 class Gpu:
-    """A GPU that was seen at least once, and its state between readings. Without a handle it is not
-    read."""
+    """A GPU that was seen at least once, and its state between readings.
+
+    Attributes:
+        handle: The driver's; None while the GPU is not read.
+        detail: What the driver says, if it is lost.
+        throttle_reasons: The driver's bits.
+        sm_clock_mhz, link, encoder_percent: These and what stands by them are read less often than a tick, and reported
+            with it.
+    """
 
     facts: GpuFacts
     handle: Any

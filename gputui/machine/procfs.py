@@ -23,9 +23,13 @@ _START_TICKS = 19
 
 
 class ProcessStat(Struct, frozen=True):
-    """The content of /proc/PID/stat. ``state`` is the letter of proc_pid_stat(5); ``start_ticks``
-    tells a reused PID; ``cpu_seconds`` is of the process, ``children_seconds`` of its children that
-    it has waited for."""
+    """The content of /proc/PID/stat.
+
+    Attributes:
+        state: The letter of proc_pid_stat(5).
+        start_ticks: Tells a reused PID.
+        cpu_seconds, children_seconds: Of the process, and of its children that it has waited for.
+    """
 
     pid: int
     parent_pid: int

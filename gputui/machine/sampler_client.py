@@ -41,8 +41,15 @@ _REASON_MAX_CHARACTERS = 300
 
 
 class SamplerCommand(Struct, frozen=True):
-    """The command line of the sampler. ``successor`` are the arguments of the agent that the
-    sampler starts if this process dies without ending it; empty for none."""
+    """The command line of the sampler.
+
+    Attributes:
+        state_dir: Where it leaves its files.
+        scenario, gpu_count: Of simulated GPUs: their scenario, and how many there are if that is not to say so.
+        python: The interpreter, None for this one.
+        successor: The arguments of the agent that the sampler starts if this process dies without ending it; empty for
+            none.
+    """
 
     source: Literal["nvml", "simulated"]
     state_dir: Path
@@ -67,9 +74,13 @@ class SamplerCommand(Struct, frozen=True):
 
 
 class SamplerHealth(Struct, frozen=True):
-    """The state of the sampler. ``for_seconds`` counts since its last GPU tick, or its start;
-    ``reason`` is one line if something is wrong. A ``dead`` process was killed but does not end. No
-    other is started, because it would also hang in the driver."""
+    """The state of the sampler. A ``dead`` process was killed but does not end. No other is started, because it would
+    also hang in the driver.
+
+    Attributes:
+        for_seconds: Since its last GPU tick, or its start.
+        reason: One line if something is wrong, else None.
+    """
 
     state: HealthState
     for_seconds: float
@@ -135,7 +146,9 @@ class SamplerClient:
         self._lines = []
         messages = [decode(line) for line in lines]
         if any(isinstance(message, FastTick) for message in messages):
-            self._tick_at = time.monotonic() if now is None else now
+            if now is None:
+                now = time.monotonic()
+            self._tick_at = now
         self._flush()
         return messages
 
@@ -271,11 +284,15 @@ class SamplerClient:
         return self._health("silent", now)
 
     def _health(self, state: HealthState, now: float) -> SamplerHealth:
-        pid = self._child.pid if self._child is not None else None
+        pid = None
+        if self._child is not None:
+            pid = self._child.pid
         return SamplerHealth(state, max(0.0, self._age(now)), self._reason, pid, self._restarts)
 
     def _age(self, now: float) -> float:
-        return now - (self._started_at if self._tick_at is None else self._tick_at)
+        if self._tick_at is None:
+            return now - self._started_at
+        return now - self._tick_at
 
     def _pull(self) -> None:
         for _ in range(_READS_AT_ONCE):

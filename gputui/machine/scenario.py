@@ -60,8 +60,15 @@ class Foreign(Model):
 
 
 class Fault(Model):
-    """A planned fault. ``code`` is that of an ``xid``, ``celsius`` the temperature of a ``hot``
-    GPU, ``reason`` that of a ``throttle``."""
+    """A planned fault.
+
+    Attributes:
+        gpu: None for all GPUs.
+        at, for_: When it begins and how long it lasts, in seconds; see above.
+        code: That of an ``xid``.
+        celsius: The temperature of a ``hot`` GPU.
+        reason: That of a ``throttle``.
+    """
 
     kind: FaultKind
     gpu: GpuIndex | None = None
@@ -77,7 +84,13 @@ class Fault(Model):
 
 
 class Scenario(Model):
-    """The whole file."""
+    """The whole file.
+
+    Attributes:
+        gpus: How many.
+        memory: Bytes of each.
+        load: That of a run's GPUs.
+    """
 
     gpus: Annotated[int, within(0, 256, whole=True)] = 8
     memory: Bytes = 80 * 2**30

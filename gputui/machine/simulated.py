@@ -106,10 +106,31 @@ def simulated_facts(index: int, seed: int, name: str, memory_bytes: int) -> GpuF
     )
 
 
+class SimulatedLoad(NamedTuple):
+    """What is done to a simulated GPU until its next sample.
+
+    Attributes:
+        percent, memory_bytes: Of its processes.
+        loaded_seconds: The age of a load that was not there before: more than since the last sample, where the source
+            began later.
+        forced_celsius, reasons: The temperature and the throttle reasons of faults.
+    """
+
+    percent: float
+    memory_bytes: int
+    loaded_seconds: float = 0.0
+    forced_celsius: float | None = None
+    reasons: tuple[str, ...] = ()
+
+
 @dataclass(slots=True)
 class SimulatedGpu:
-    """``load_percent`` and ``memory_bytes`` come from its processes, ``forced_celsius`` and
-    ``reasons`` from faults."""
+    """A simulated GPU and its state between samples.
+
+    Attributes:
+        seed: That of the scenario's noise.
+        temperature, power, utilization: In degrees Celsius, watts and percent.
+    """
 
     facts: GpuFacts
     seed: int
@@ -118,23 +139,14 @@ class SimulatedGpu:
     utilization: float = 0.0
     energy_joules: float = 0.0
 
-    def advance(
-        self,
-        at: float,
-        seconds: float,
-        load_percent: float,
-        memory_bytes: int,
-        loaded_seconds: float = 0.0,
-        forced_celsius: float | None = None,
-        reasons: tuple[str, ...] = (),
-    ) -> GpuSample:
-        """The GPU ``seconds`` after the previous call, at UTC unix seconds ``at``. ``loaded_seconds`` is the age of a
-        load that was not there then: more, where this source began later."""
+    def advance(self, at: float, seconds: float, load: SimulatedLoad) -> GpuSample:
+        """The GPU ``seconds`` after the previous call, at UTC unix seconds ``at``."""
+        reasons = load.reasons
         index = self.facts.index
         wobble = noise(self.seed, index, int(at)) - 0.5
         self.utilization = 0.0
-        if load_percent:
-            self.utilization = float(round(min(100.0, max(0.0, load_percent + 6.0 * wobble))))
+        if load.percent:
+            self.utilization = float(round(min(100.0, max(0.0, load.percent + 6.0 * wobble))))
         full_share = 0.88 + 0.04 * wobble
         if reasons or self.temperature >= _SLOWDOWN_CELSIUS:
             full_share = 0.55
@@ -142,12 +154,12 @@ class SimulatedGpu:
         target = _IDLE_WATTS + 1.5 * index % 7 + (_LIMIT_WATTS - _IDLE_WATTS) * share
         if math.isfinite(seconds):
             self.energy_joules += self.power * seconds
-        seconds = max(seconds, loaded_seconds)
+        seconds = max(seconds, load.loaded_seconds)
         self.power = _approached(self.power, target, _POWER_INERTIA_SECONDS, seconds)
         target = _IDLE_CELSIUS + index % 4 + _CELSIUS_PER_WATT * self.power
         inertia_seconds = _INERTIA_SECONDS
-        if forced_celsius is not None:
-            target = forced_celsius
+        if load.forced_celsius is not None:
+            target = load.forced_celsius
             inertia_seconds = _FORCED_INERTIA_SECONDS
         self.temperature = _approached(self.temperature, target, inertia_seconds, seconds)
         if self.temperature >= _SLOWDOWN_CELSIUS and _HOT not in reasons:
@@ -163,7 +175,7 @@ class SimulatedGpu:
             uuid=self.facts.uuid,
             utilization_percent=self.utilization,
             memory_utilization_percent=float(round(self.utilization * 0.62)),
-            memory_used_bytes=memory_bytes,
+            memory_used_bytes=load.memory_bytes,
             memory_reserved_bytes=RESERVED_BYTES,
             memory_total_bytes=self.facts.memory_total_bytes,
             temperature_celsius=float(round(self.temperature)),
@@ -315,15 +327,14 @@ class SimulatedSource:
         forced_celsius = max((fault.celsius for fault in self._active(at, "hot", index)), default=None)
         if forced_celsius is not None and self._scenario.load == "training":
             forced_celsius -= _COOLER_WHEN_IDLE * (1.0 - load_percent / 100.0)
-        return gpu.advance(
-            at,
-            seconds,
-            load_percent=load_percent,
-            memory_bytes=sum(process.memory_bytes or 0 for process in listed),
-            loaded_seconds=at - self._loaded_since.pop(gpu.facts.uuid, at),
-            forced_celsius=forced_celsius,
-            reasons=tuple(fault.reason for fault in self._active(at, "throttle", index)),
+        load = SimulatedLoad(
+            load_percent,
+            sum(process.memory_bytes or 0 for process in listed),
+            at - self._loaded_since.pop(gpu.facts.uuid, at),
+            forced_celsius,
+            tuple(fault.reason for fault in self._active(at, "throttle", index)),
         )
+        return gpu.advance(at, seconds, load)
 
     def _listed(self, gpu: SimulatedGpu, at: float) -> tuple[GpuProcess, ...]:
         """The processes on a GPU, those of runs first. Together they hold at most its memory."""

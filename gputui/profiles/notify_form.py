@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import shlex
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, ValidationError
 
@@ -58,9 +58,13 @@ class RecipientForm(Model):
 def read_recipients(text: str, path: Path) -> tuple[Recipient, ...]:
     """The recipients in a file's text. Raises ProfileError with every problem."""
     document = parse_file(text, path, lambda place: len(place) > 2 and place[1] == "to")
-    entries = [] if document.data is None else document.data
+    entries: Any = []
+    if document.data is not None:
+        entries = document.data
     if not isinstance(entries, list):
-        raise ProfileError([problem_at(path, document, (), "expected a list of recipients, each beginning with - to:")])
+        raise ProfileError(
+            [problem_at(path, document, (), problem="expected a list of recipients, each beginning with - to:")]
+        )
     problems = given_twice(path, document)
     recipients = []
     for index, entry in enumerate(entries):

@@ -150,7 +150,8 @@ def read_study(text: str, path: Path, workspace: Workspace, cwd: Path, target: s
         spec = replace(spec, profile=profile.name, gpus_per_trial=gpus, rerun=rerun)
         crossed += _cross_check(spec, profile, data.keys())
     problems += [
-        problem_at(path, document, finding.place, finding.problem, nearest=finding.nearest) for finding in crossed
+        problem_at(path, document, finding.place, problem=finding.problem, nearest=finding.nearest)
+        for finding in crossed
     ]
     if problems or spec is None or profile is None:
         raise ProfileError(problems)
@@ -174,7 +175,7 @@ def _profile(document: Document, path: Path, workspace: Workspace, cwd: Path) ->
         try:
             return command_profile(name, path.resolve().parent), []
         except DraftError as error:
-            return None, [problem_at(path, document, ("profile",), str(error))]
+            return None, [problem_at(path, document, ("profile",), problem=str(error))]
     if not isinstance(name, str) or not name:
         return None, []  # reported already
     is_path = "/" in name or name.endswith(SUFFIXES)
@@ -183,9 +184,9 @@ def _profile(document: Document, path: Path, workspace: Workspace, cwd: Path) ->
             cwd = path.resolve().parent
         return load(find_profile(name, workspace, cwd)), []
     except ProfileNotFoundError as error:
-        return None, [problem_at(path, document, ("profile",), str(error))]
+        return None, [problem_at(path, document, ("profile",), problem=str(error))]
     except ProfileError as error:
-        return None, [problem_at(path, document, ("profile",), "the profile is not valid"), *error.problems]
+        return None, [problem_at(path, document, ("profile",), problem="the profile is not valid"), *error.problems]
 
 
 def gpus_of(profile: Profile) -> int:

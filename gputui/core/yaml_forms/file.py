@@ -5,9 +5,10 @@ from __future__ import annotations
 import stat
 from collections.abc import Callable
 from pathlib import Path
+from typing import Unpack
 
 from gputui.core.yaml_forms.document import MAX_BYTES, Document, KeyPath, Mark, YamlError, parse
-from gputui.core.yaml_forms.problems import Problem, ProfileError, shown_path
+from gputui.core.yaml_forms.problems import Problem, ProblemWords, ProfileError, shown_path
 
 
 def read_text(path: Path, what: str = "profile") -> str:
@@ -48,27 +49,23 @@ def parse_file(text: str, path: Path, is_literal: Callable[[KeyPath], bool] = la
         raise ProfileError([Problem(shown_path(path), mark.line, mark.column, "", str(error))]) from error
 
 
-def problem_at(
-    path: Path,
-    document: Document,
-    place: KeyPath,
-    problem: str | None = None,
-    *,
-    mark: Mark | None = None,
-    expected: str | None = None,
-    actual: str | None = None,
-    nearest: str | None = None,
-) -> Problem:
-    """A problem at a place, with its line. ``mark`` is the place of a duplicate key."""
-    at = mark or document.mark(place)
-    while place and place not in document.marks:
-        place = place[:-1]  # a key that is not in the file, such as the default of a parameter's short form
-    key = ".".join(map(str, place))
-    return Problem(shown_path(path), at.line, at.column, key, problem, expected, actual, nearest)
+def problem_at(path: Path, document: Document, place: KeyPath, **texts: Unpack[ProblemWords]) -> Problem:
+    """A problem at a place of a file, with its line."""
+    mark = document.mark(place)
+    return Problem(shown_path(path), mark.line, mark.column, _dotted(place, document), **texts)
 
 
 def given_twice(path: Path, document: Document) -> list[Problem]:
     """The duplicate keys of every mapping."""
+    text = "the key is given twice"
     return [
-        problem_at(path, document, place, "the key is given twice", mark=mark) for place, mark in document.duplicates
+        Problem(shown_path(path), mark.line, mark.column, _dotted(place, document), text)
+        for place, mark in document.duplicates
     ]
+
+
+def _dotted(place: KeyPath, document: Document) -> str:
+    """A place as text, up to a key that is not in the file, such as the default of a parameter's short form."""
+    while place and place not in document.marks:
+        place = place[:-1]
+    return ".".join(map(str, place))

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePath
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypedDict
 
 from msgspec import Struct
 from msgspec.structs import asdict
@@ -21,9 +21,16 @@ _SHOWN_CHARACTERS = 60
 
 
 class Problem(Struct, frozen=True):
-    """A problem at a place. ``line`` and ``column`` count from 1 and are None for the file as a
-    whole; ``key`` is dotted (``params.lr``), "" for the whole file. ``expected`` and ``actual``
-    describe a value of a wrong type; ``nearest`` is a suggestion."""
+    """A problem of a file.
+
+    Attributes:
+        file: Its path, as a person sees it.
+        line, column: Count from 1, None for the file as a whole.
+        key: Dotted (``params.lr``), "" for the whole file.
+        problem: What is wrong, None if that is only that something else is expected.
+        expected, actual: Describe a value of a wrong type.
+        nearest: A suggestion.
+    """
 
     file: str
     line: int | None
@@ -35,7 +42,9 @@ class Problem(Struct, frozen=True):
     nearest: str | None = None
 
     def __str__(self) -> str:
-        where = self.file if self.line is None else f"{self.file}:{self.line}"
+        where = self.file
+        if self.line is not None:
+            where = f"{self.file}:{self.line}"
         return clean(": ".join(filter(None, (where, self.key, self._message()))))
 
     def _message(self) -> str:
@@ -50,6 +59,15 @@ class Problem(Struct, frozen=True):
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
+
+
+class ProblemWords(TypedDict, total=False):
+    """The words of a `Problem`, without its place."""
+
+    problem: str
+    expected: str
+    actual: str | None
+    nearest: str | None
 
 
 class ExpectedError(ValueError):
