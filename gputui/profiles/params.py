@@ -51,7 +51,13 @@ class UnfitValueError(ParameterError):
 
 
 class Parameter(Struct, frozen=True):
-    """A parameter of a profile. Its kind is that of its default; without one it takes anything."""
+    """A parameter of a profile. Its kind is that of its default; without one it takes anything.
+
+    Attributes:
+        help: A short text for the launch page.
+        choices: The allowed values, empty for no such limit.
+        minimum, maximum, multiple_of: Limits of numbers, None for none.
+    """
 
     name: str
     default: Scalar

@@ -23,6 +23,7 @@ from gputui.profiles.params import RESERVED_NAMES, RUN_DIR, UNDECIDED
 from gputui.profiles.probe import DEADLINE_SECONDS
 from gputui.profiles.profile_file import Profile, valid_part
 from gputui.profiles.resolve import (
+    GpuChoice,
     ResolveError,
     interpreter_of,
     resolve,
@@ -67,7 +68,7 @@ def problems_of_rest(path: Path, error: ProfileError, state: Path) -> list[str]:
     if rest is None:
         return []
     try:
-        spec = resolve(rest, heeds_shell_gpus=False)
+        spec = resolve(rest, GpuChoice(heeds_shell=False))
     except ResolveError:
         return []
     keys = [problem.key for problem in error.problems]

@@ -23,21 +23,24 @@ class ProbeError(Exception):
 
 
 class InterpreterAnswer(Struct, frozen=True):
-    """The versions and modules of an interpreter."""
+    """The versions and modules of an interpreter.
+
+    Attributes:
+        torch: None if torch is not installed, "unknown" if its version cannot be read.
+        cuda: The CUDA version that torch was built for, if any.
+        nccl: The version of the NCCL package; None if NCCL is built into torch.
+        module: The file of the module to run; None if it was not found or not asked for.
+        runnable: ``-m`` can run that module.
+        missing: The needed modules that are not installed.
+    """
 
     python: str
     torch: str | None
-    """None if torch is not installed, "unknown" if its version cannot be read."""
     cuda: str | None
-    """The CUDA version that torch was built for, if any."""
     nccl: str | None
-    """The version of the NCCL package; None if NCCL is built into torch."""
     module: str | None
-    """The file of the module to run; None if it was not found or not asked for."""
     runnable: bool
-    """Whether ``-m`` can run that module."""
     missing: tuple[str, ...]
-    """The needed modules that are not installed."""
 
 
 def ask_interpreter(

@@ -37,9 +37,15 @@ class ProfileNotFoundError(ExplainedError, LookupError):
 
 
 class Profile(Struct, frozen=True):
-    """A valid profile. ``path`` is the file as it was named, None for the profile of a command that
-    was ``typed``; ``folder`` holds the real file, behind symbolic links, or is where the command was
-    typed: relative paths start there."""
+    """A valid profile.
+
+    Attributes:
+        path: The file as it was named, None for the profile of a typed command.
+        folder: Holds the real file, behind symbolic links, or is where the command was typed: relative paths start
+            there.
+        typed: The command, empty for a file.
+        spellings: How a typed command spells its options, by parameter.
+    """
 
     name: str
     path: Path | None

@@ -55,8 +55,13 @@ _Age = Annotated[float | None, PlainValidator(_age(3600.0))]
 
 
 class RecordForm(Model):
-    """Retention of samples, minutes, hours and events, the database's maximum size, and the group
-    that may read the home, by its number."""
+    """How long what is recorded stays, how large it gets, and who may read it.
+
+    Attributes:
+        raw, minutes, hours, events: Maximum ages in seconds, None for no limit.
+        size: The database's maximum size in bytes, None for no limit.
+        group: The number of the group that may read the home, None for nobody else.
+    """
 
     raw: Annotated[float | None, PlainValidator(_age(LEAST_RAW_SECONDS))] = _DEFAULT.raw_seconds
     minutes: _Age = _DEFAULT.minutes_seconds

@@ -121,7 +121,12 @@ class BackoffForm(Model):
 
 
 class RecoveryForm(Model):
-    """A built-in policy with overrides."""
+    """A built-in policy with overrides, described for the documentation where they are declared.
+
+    Attributes:
+        max_attempts, max_without_progress, hang_after: Their defaults here are never used: a key that is not given is
+            the policy's own.
+    """
 
     policy: PolicyName = Field("standard", description="the policy to start from")
     max_attempts: Times = Field(1, description="attempts since a person started the run")

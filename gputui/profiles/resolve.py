@@ -53,27 +53,39 @@ class ResolveError(ExplainedError, ValueError):
         super().__init__("\n".join(problems))
 
 
+class GpuChoice(NamedTuple):
+    """The GPUs that a person asks for, and those that there are.
+
+    Attributes:
+        override: ``--gpus``: ``"2"``, ``"0,1"``, ``"0,"`` (index 0 alone), ``"all"`` or UUIDs; None for the profile's.
+        inventory: The GPUs of this machine, None if unknown.
+        excluded: The UUIDs of those that this home does not use.
+        heeds_shell: Without an override, CUDA_VISIBLE_DEVICES of the shell counts.
+    """
+
+    override: str | None = None
+    inventory: Sequence[GpuFacts] | None = None
+    excluded: Collection[str] = ()
+    heeds_shell: bool = True
+
+
 def resolve(
     profile: Profile,
+    choice: GpuChoice = GpuChoice(),  # noqa: B008 - immutable
     *,
     overrides: Mapping[str, Scalar] | None = None,
-    gpus_override: str | None = None,
-    inventory: Sequence[GpuFacts] | None = None,
-    excluded: Collection[str] = (),
     environ: Mapping[str, str] | None = None,
     target: Mapping[str, Any] | None = None,
-    heeds_shell_gpus: bool = True,
 ) -> RunSpec:
     """The specification of one run.
 
-    ``overrides`` are parameters by name, as text (``--set``) or as values of the parameter's type;
-    ``gpus_override`` is ``--gpus``: ``"2"``, ``"0,1"``, ``"0,"`` (index 0 alone), ``"all"`` or
-    UUIDs, without which CUDA_VISIBLE_DEVICES of ``environ`` counts if ``heeds_shell_gpus``;
-    ``inventory`` are the GPUs of this machine, None if unknown, ``excluded`` the UUIDs of those that
-    this home does not use; ``environ`` is that of the person
-    who launches; ``target`` is None for this machine.
+    Args:
+        overrides: Parameters by name, as text (``--set``) or as values of the parameter's type.
+        environ: That of the person who launches, None for this process's.
+        target: None for this machine.
 
-    Raises ResolveError with every problem.
+    Raises:
+        ResolveError: The run cannot be made; with every problem.
     """
     env = environ
     if env is None:
@@ -87,17 +99,17 @@ def resolve(
         problems = [*error.problems]
         is_refusal = False
     source = "gpus"
-    selection = usual_selection(profile, inventory)
+    selection = usual_selection(profile, choice.inventory)
     try:
-        if gpus_override is not None:
+        if choice.override is not None:
             source = "--gpus"
-            selection = parse_selection(gpus_override)
-        elif target is None and heeds_shell_gpus and (shell := _shell_gpus(selection, env)) is not None:
+            selection = parse_selection(choice.override)
+        elif target is None and choice.heeds_shell and (shell := _shell_gpus(selection, env)) is not None:
             source = SHELL_GPUS
             selection = shell_selection(shell)
         if target is not None and selection.share < 1:
             raise SelectionError("a part of a GPU is for this machine; a target gives whole ones")
-        gpus = _gpus(form, request_gpus(selection, inventory, form.requires.gpu_memory, excluded))
+        gpus = _gpus(form, request_gpus(selection, choice.inventory, form.requires.gpu_memory, choice.excluded))
         if source == SHELL_GPUS:
             gpus = replace(gpus, shell=env[SHELL_GPUS])
     except SelectionError as error:

@@ -49,7 +49,11 @@ else:  # which mypy cannot read
 
 
 class ParameterForm(Model):
-    """A parameter with its limits and its help in a launch form."""
+    """A parameter with its limits and its help in a launch form; the descriptions are those of the documentation.
+
+    Attributes:
+        min, max, multiple_of: Limits of a number; ``choices`` of any value.
+    """
 
     default: Value = Field(description="the default, whose type decides what is accepted; null for none")
     help: str | None = Field(None, description="a short text for the launch page")
@@ -221,7 +225,15 @@ class PhaseForm(Model):
 
 
 class ProfileForm(Model):
-    """A profile: how to start, monitor and recover an existing training script."""
+    """A profile: how to start, monitor and recover an existing training script. The descriptions are those of the
+    documentation.
+
+    Attributes:
+        other_names: What people call a key elsewhere, for a hint.
+        script, module, command: Exactly one of them is given.
+        params, args, env: What the command gets.
+        metrics, checkpoints, recovery, gates, sinks: How the run is watched, continued, judged and exported.
+    """
 
     other_names: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(("processes", "nproc_per_node", "num_processes", "ranks", "world_size", "workers"), "nproc"),

@@ -16,7 +16,7 @@ from gputui.profiles.devices import machine_has
 from gputui.profiles.gpu_checks import GpuSituation
 from gputui.profiles.preflight import check, check_elsewhere, quick_checks
 from gputui.profiles.profile_file import Profile
-from gputui.profiles.resolve import ResolveError, resolve
+from gputui.profiles.resolve import GpuChoice, ResolveError, resolve
 from gputui.runs.checks import CheckResult
 from gputui.runs.spec import SHELL_GPUS, RunSpec, Scalar
 from gputui.store.database import StoreError, open_reader
@@ -64,15 +64,8 @@ def resolve_study(
     gpus_override = None
     if spec.gpus_per_trial != gpus_of(profile):
         gpus_override = str(spec.gpus_per_trial)
-    base = resolve(
-        profile,
-        overrides=dict(spec.params),
-        gpus_override=gpus_override,
-        inventory=inventory,
-        excluded=excluded,
-        target=spec.target,
-        heeds_shell_gpus=False,
-    )
+    choice = GpuChoice(gpus_override, inventory, excluded, heeds_shell=False)
+    base = resolve(profile, choice, overrides=dict(spec.params), target=spec.target)
     count = len(base.gpus.uuids) or base.gpus.count
     per_gpu = int(1 / base.gpus.share)
     spec = replace(spec, gpus_per_trial=count, trials_per_gpu=max(spec.trials_per_gpu, per_gpu))

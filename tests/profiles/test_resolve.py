@@ -14,7 +14,7 @@ from gputui.profiles.describe import describe, preview_launch
 from gputui.profiles.gpu_checks import GpuSituation, check_gpus
 from gputui.profiles.interpreter_checks import chosen_interpreter
 from gputui.profiles.profile_file import load
-from gputui.profiles.resolve import ResolveError, resolve, wants_gpus
+from gputui.profiles.resolve import GpuChoice, ResolveError, resolve, wants_gpus
 from gputui.runs.gpu_conditions import GpuCondition
 from gputui.runs.spec import GpuRequest, RunSpec, Scalar
 from gputui.store.series import GpuSample
@@ -48,10 +48,8 @@ def spec_of(
     path = folder / file
     path.parent.mkdir(exist_ok=True)
     path.write_text(text)
-    return resolve(
-        load(path), overrides=overrides, gpus_override=gpus, inventory=inventory,
-        environ={"HOME": "/home/anna", "PATH": "/usr/bin:/bin", **(environ or {})},
-    )  # fmt: skip
+    environ = {"HOME": "/home/anna", "PATH": "/usr/bin:/bin", **(environ or {})}
+    return resolve(load(path), GpuChoice(gpus, inventory), overrides=overrides, environ=environ)
 
 
 def make_program(path: Path) -> Path:

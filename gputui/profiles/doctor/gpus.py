@@ -38,9 +38,15 @@ _DISPLAY_CLASS = "0x03"
 
 
 class GpuReading(Struct, frozen=True):
-    """The driver's answer. ``problem`` is one line: why there are no GPUs, or which one is missing.
-    ``cuda`` is the newest CUDA version that the driver supports. ``nvlinks`` counts active links by
-    GPU index, None without NVLink."""
+    """The driver's answer.
+
+    Attributes:
+        source: ``nvml`` or ``simulated``.
+        problem: One line: why there are no GPUs, or which one is missing.
+        cuda: The newest CUDA version that the driver supports.
+        samples, slow: By UUID.
+        nvlinks: Active links by GPU index, None without NVLink.
+    """
 
     source: str
     problem: str | None = None
@@ -67,8 +73,11 @@ class NotedGpus(NamedTuple):
 
 def read_gpus(scenario: Path | None, *, deadline_seconds: float = DEADLINE_SECONDS) -> GpuReading:
     """Ask the driver in a child process, at most until the deadline."""
-    argv = [sys.executable, "-P", "-m", "gputui.profiles.doctor.gpus", *([] if scenario is None else [str(scenario)])]
-    source = "nvml" if scenario is None else "simulated"
+    argv = [sys.executable, "-P", "-m", "gputui.profiles.doctor.gpus"]
+    source = "nvml"
+    if scenario is not None:
+        argv.append(str(scenario))
+        source = "simulated"
     try:
         answered = run_child(argv, deadline_seconds=deadline_seconds)
         return msgspec.json.decode(answered.output, type=GpuReading)
@@ -91,11 +100,16 @@ def main(argv: list[str]) -> int:
 
         source = NvmlSource()
     inventory = source.inventory(at)
-    fast = source.fast(at).gpus if inventory.gpus else ()
-    for _ in inventory.gpus:
-        source.link_step()  # each reads the PCIe link of another GPU
-    slow = source.slow(at).gpus if inventory.gpus else ()
-    topology = {} if argv or not inventory.gpus else _topology(inventory.gpus)
+    fast: Sequence[GpuSample] = ()
+    slow: Sequence[GpuSlowSample] = ()
+    topology: dict[str, Any] = {}
+    if inventory.gpus:
+        fast = source.fast(at).gpus
+        for _ in inventory.gpus:
+            source.link_step()  # each reads the PCIe link of another GPU
+        slow = source.slow(at).gpus
+        if not argv:
+            topology = _topology(inventory.gpus)
     reading = GpuReading(
         source=inventory.source,
         problem=inventory.problem,

@@ -48,8 +48,13 @@ _CHUNK_BYTES = 4 * 2**20
 
 
 class AgentReading(Struct, frozen=True):
-    """The agent of a home. ``heartbeat_seconds`` is the age of its last heartbeat, None without
-    one; ``is_stopped``: it was stopped by SIGSTOP."""
+    """The agent of a home.
+
+    Attributes:
+        interval_seconds, sampler_state: What it has stored of itself, None without.
+        heartbeat_seconds: The age of its last heartbeat, None without one.
+        is_stopped: It was stopped by SIGSTOP.
+    """
 
     pid: int
     version: str

@@ -27,10 +27,13 @@ class DraftError(ExplainedError):
 
 @dataclass(slots=True)
 class TypedCommand:
-    """A typed command: ``torchrun --nproc-per-node=2 train.py --lr 0.1`` has the launcher torchrun,
-    ``nproc`` 2, the script train.py and the words ``--lr 0.1``. ``program`` begins a command that
-    stays as it was typed, as in ``make train``; ``python`` is a typed interpreter but ``python``
-    itself, which is that of the shell.
+    """A typed command: ``torchrun --nproc-per-node=2 train.py --lr 0.1`` has the launcher torchrun, ``nproc`` 2, the
+    script train.py and the arguments ``--lr 0.1``.
+
+    Attributes:
+        python: A typed interpreter but ``python`` itself, which is that of the shell.
+        program: The beginning of a command that stays as it was typed, as in ``make train``.
+        nproc: None if it was not typed.
     """
 
     launcher: Launcher = FOR_RANKS

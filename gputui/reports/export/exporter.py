@@ -120,10 +120,14 @@ class SinkStatus:
 
 @dataclass(slots=True)
 class LiveSink:
-    """A sink of a run, written by a thread of its own; the exporter's loop only calls `check`.
+    """A sink of a run, written by a thread of its own; the exporter's loop only calls `check`. Times are monotonic.
 
-    Times are monotonic: ``progress_at`` of the last write, ``busy_since`` of the begin of a write
-    that has not ended. ``is_over``: the thread has ended, because nothing is left to write.
+    Attributes:
+        failures: In a row.
+        progress_at: When it was last written.
+        busy_since: The begin of a write that has not ended, None between two.
+        is_over: The thread has ended, because nothing is left to write.
+        is_given_up: Nothing was written for too long after the run.
     """
 
     follower: Follower

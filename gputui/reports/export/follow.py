@@ -108,11 +108,16 @@ class StoreReplacedError(Exception):
 
 @dataclass(slots=True)
 class Follower:
-    """One live export. ``target`` is absolute; ``metrics`` are names, empty for all. ``is_sink``:
-    the run's profile asks for it.
+    """One live export.
 
-    ``wall`` gives UTC unix seconds, ``cpu`` the processor time of this thread, ``clock`` monotonic
-    seconds. ``on_write`` is called with the time of each write.
+    Attributes:
+        target: Absolute.
+        metrics: Names, empty for all.
+        environment: A tracker's settings.
+        is_sink: The run's profile asks for it.
+        wall, cpu, clock: UTC unix seconds, the processor time of this thread, and monotonic seconds.
+        wait: Waits for so many seconds.
+        on_write: Called with the time of each write.
     """
 
     workspace: Workspace

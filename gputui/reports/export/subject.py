@@ -21,9 +21,13 @@ from gputui.store.runs import Run, find_run, has_live_trials
 class Subject(Struct, frozen=True):
     """The exported run.
 
-    ``params`` are those of the launch without secrets; ``requested_metrics`` is empty if all are
-    requested; ``key`` is unique to this run and target, and constant; ``connection`` reads the store.
-    ``study_created_at``: of a trial, the creation of its study; ``environment``: a tracker's settings.
+    Attributes:
+        connection: Reads the store.
+        params: Those of the launch, without secrets.
+        requested_metrics: Empty if all are requested.
+        key: Unique to this run and target, and constant.
+        study_created_at: Of a trial, the creation of its study.
+        environment: A tracker's settings.
     """
 
     connection: sqlite3.Connection

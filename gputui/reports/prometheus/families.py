@@ -9,7 +9,7 @@ from __future__ import annotations
 import sqlite3
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
@@ -24,41 +24,59 @@ from gputui.store.runs import read_runs
 from gputui.version import VERSION
 
 Rows = Iterable[tuple[Sequence[str], Any]]
-Family = tuple[Any, str, str, Sequence[str], Rows]
-"""Its class, name, meaning, labels, and values."""
+
+
+class Family(NamedTuple):
+    """The metrics of one name; ``metric_class`` is the client library's."""
+
+    metric_class: Any
+    name: str
+    text: str
+    labels: Sequence[str]
+    rows: Rows
+
+
+class _GpuGauge(NamedTuple):
+    """A gauge of each GPU; ``field`` is of `GpuView`, its slow values or its facts, and ``unit`` the field's."""
+
+    name: str
+    text: str
+    field: str
+    unit: float = 1
+
+
 _GPU = ("gpu", "uuid")
 _RUN = ("run", "name")
 _PERCENT = 0.01
 _MEGAHERTZ = 1e6
 
-# Name, meaning, field of `GpuView` (or of its slow values or facts), and the field's unit.
-_GPU_GAUGES: Sequence[tuple[str, str, str, float]] = (
-    ("utilization_ratio", "Time in which a kernel ran.", "utilization_percent", _PERCENT),
-    ("memory_controller_ratio", "Time of memory traffic.", "memory_utilization_percent", _PERCENT),
-    ("memory_used_bytes", "Memory in use, without the reserved.", "memory_used_bytes", 1),
-    ("memory_reserved_bytes", "Reserved by driver and firmware.", "memory_reserved_bytes", 1),
-    ("memory_total_bytes", "Memory of the GPU.", "memory_total_bytes", 1),
-    ("temperature_celsius", "Temperature of the GPU.", "temperature_celsius", 1),
-    ("temperature_slowdown_celsius", "Where it slows down.", "temperature_slowdown_celsius", 1),
-    ("memory_temperature_celsius", "Temperature of its memory.", "memory_temperature_celsius", 1),
-    ("power_watts", "Power drawn.", "power_watts", 1),
-    ("power_limit_watts", "Power cap in force.", "power_limit_watts", 1),
-    ("sm_clock_hertz", "Clock of the multiprocessors.", "sm_clock_mhz", _MEGAHERTZ),
-    ("memory_clock_hertz", "Clock of the memory.", "memory_clock_mhz", _MEGAHERTZ),
-    ("performance_state", "P-state, 0 is the fastest.", "performance_state", 1),
-    ("encoder_ratio", "Time in which the video encoder worked.", "encoder_percent", _PERCENT),
-    ("decoder_ratio", "Time in which the video decoder worked.", "decoder_percent", _PERCENT),
-    ("fan_ratio", "Fan speed as a share of its maximum.", "fan_percent", _PERCENT),
-    ("pcie_received_bytes_per_second", "PCIe traffic to it.", "pcie_received_bytes_per_second", 1),
-    ("pcie_sent_bytes_per_second", "PCIe traffic from it.", "pcie_sent_bytes_per_second", 1),
-    ("pcie_link_generation", "Generation of the PCIe link now.", "pcie_generation", 1),
-    ("pcie_link_width", "Lanes of the PCIe link now.", "pcie_width", 1),
-    ("pcie_link_width_max", "Lanes that the link could have.", "pcie_width_max", 1),
-    ("nvlink_received_bytes_per_second", "NVLink to it.", "nvlink_received_bytes_per_second", 1),
-    ("nvlink_sent_bytes_per_second", "NVLink from it.", "nvlink_sent_bytes_per_second", 1),
-    ("row_remap_pending", "1 when memory waits to be remapped.", "row_remap_pending", 1),
-    ("row_remap_failed", "1 when memory could not be remapped.", "row_remap_failed", 1),
-)  # fmt: skip
+_GPU_GAUGES: Sequence[_GpuGauge] = (
+    _GpuGauge("utilization_ratio", "Time in which a kernel ran.", "utilization_percent", _PERCENT),
+    _GpuGauge("memory_controller_ratio", "Time of memory traffic.", "memory_utilization_percent", _PERCENT),
+    _GpuGauge("memory_used_bytes", "Memory in use, without the reserved.", "memory_used_bytes"),
+    _GpuGauge("memory_reserved_bytes", "Reserved by driver and firmware.", "memory_reserved_bytes"),
+    _GpuGauge("memory_total_bytes", "Memory of the GPU.", "memory_total_bytes"),
+    _GpuGauge("temperature_celsius", "Temperature of the GPU.", "temperature_celsius"),
+    _GpuGauge("temperature_slowdown_celsius", "Where it slows down.", "temperature_slowdown_celsius"),
+    _GpuGauge("memory_temperature_celsius", "Temperature of its memory.", "memory_temperature_celsius"),
+    _GpuGauge("power_watts", "Power drawn.", "power_watts"),
+    _GpuGauge("power_limit_watts", "Power cap in force.", "power_limit_watts"),
+    _GpuGauge("sm_clock_hertz", "Clock of the multiprocessors.", "sm_clock_mhz", _MEGAHERTZ),
+    _GpuGauge("memory_clock_hertz", "Clock of the memory.", "memory_clock_mhz", _MEGAHERTZ),
+    _GpuGauge("performance_state", "P-state, 0 is the fastest.", "performance_state"),
+    _GpuGauge("encoder_ratio", "Time in which the video encoder worked.", "encoder_percent", _PERCENT),
+    _GpuGauge("decoder_ratio", "Time in which the video decoder worked.", "decoder_percent", _PERCENT),
+    _GpuGauge("fan_ratio", "Fan speed as a share of its maximum.", "fan_percent", _PERCENT),
+    _GpuGauge("pcie_received_bytes_per_second", "PCIe traffic to it.", "pcie_received_bytes_per_second"),
+    _GpuGauge("pcie_sent_bytes_per_second", "PCIe traffic from it.", "pcie_sent_bytes_per_second"),
+    _GpuGauge("pcie_link_generation", "Generation of the PCIe link now.", "pcie_generation"),
+    _GpuGauge("pcie_link_width", "Lanes of the PCIe link now.", "pcie_width"),
+    _GpuGauge("pcie_link_width_max", "Lanes that the link could have.", "pcie_width_max"),
+    _GpuGauge("nvlink_received_bytes_per_second", "NVLink to it.", "nvlink_received_bytes_per_second"),
+    _GpuGauge("nvlink_sent_bytes_per_second", "NVLink from it.", "nvlink_sent_bytes_per_second"),
+    _GpuGauge("row_remap_pending", "1 when memory waits to be remapped.", "row_remap_pending"),
+    _GpuGauge("row_remap_failed", "1 when memory could not be remapped.", "row_remap_failed"),
+)
 _GPU_COUNTERS: Mapping[str, str] = {
     "energy_joules": "Energy drawn since the driver was loaded.",
     "ecc_corrected": "Memory errors corrected.",
@@ -126,11 +144,11 @@ def declarations(connection: sqlite3.Connection, now: float) -> Iterator[Family]
 
 
 def _gauge(name: str, text: str, labels: Sequence[str], rows: Rows) -> Family:
-    return GaugeMetricFamily, name, text, labels, rows
+    return Family(GaugeMetricFamily, name, text, labels, rows)
 
 
 def _counter(name: str, text: str, labels: Sequence[str], rows: Rows) -> Family:
-    return CounterMetricFamily, name, text, labels, rows
+    return Family(CounterMetricFamily, name, text, labels, rows)
 
 
 def _agent(connection: sqlite3.Connection, now: float) -> Iterator[Family]:

@@ -25,7 +25,12 @@ SIGNIFICANT_DIGITS = 9
 
 
 class Spread(Struct, frozen=True):
-    """The distribution of values: mean, nearest-rank percentiles, minimum, maximum and count."""
+    """The distribution of values.
+
+    Attributes:
+        p05, p50, p95, p99: Percentiles by nearest rank.
+        count: How many values there are.
+    """
 
     mean: float
     p05: float
@@ -87,8 +92,17 @@ class RateCheck(Struct, frozen=True):
 
 
 class Measured(Struct, frozen=True):
-    """Figures from a run's lines. Steps that a later attempt repeats count for times but not for
-    losses. ``data_share`` and ``comm_share`` are shares of the step time, averaged over ranks."""
+    """Figures from a run's lines, None for what they do not have. Steps that a later attempt repeats count for times
+    but not for losses.
+
+    Attributes:
+        mfu: The share of the GPUs' arithmetic that the model uses.
+        data_share, comm_share: Of the step time, averaged over ranks.
+        peak_memory_bytes: The largest of any rank.
+        gradients_not_finite: How many gradient norms were not.
+        scales_loss: The training scales its loss, as mixed precision does: such gradients are skipped.
+        best: The best value of each metric.
+    """
 
     step_seconds: Spread | None = None
     samples_per_second: float | None = None

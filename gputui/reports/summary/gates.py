@@ -25,8 +25,12 @@ loss: noise can double the loss of a converged model."""
 
 
 class GateVerdict(Struct, frozen=True):
-    """The verdict of a gate. ``figure`` is compared with ``threshold``, both in ``unit``; None if
-    unknown, infinite if it always fails. ``text`` is a sentence."""
+    """The verdict of a gate.
+
+    Attributes:
+        figure: Compared with ``threshold``, both in ``unit``; None if unknown, infinite if it always fails.
+        text: A sentence.
+    """
 
     gate: str
     outcome: Outcome

@@ -36,10 +36,13 @@ class Prices(Struct, frozen=True):
 
 
 class CostFigures(Struct, frozen=True):
-    """The costs of one or several runs.
+    """The costs of one or several runs, None where unknown.
 
-    ``is_partial``: energy or price lack an unknown part, so they are lower bounds. Lost and idle time may
-    overlap (a GPU idles while a failed run restarts), so they must not be added.
+    Attributes:
+        price: In the currency of `Prices`.
+        is_partial: Energy or price lack an unknown part, so they are lower bounds.
+        lost_to_failures_gpu_hours, idle_gpu_hours: They may overlap (a GPU idles while a failed run restarts), so they
+            must not be added.
     """
 
     gpu_hours: float | None = None
@@ -110,8 +113,12 @@ def _sum(values: Iterable[float | None]) -> float | None:
 
 
 class Report(Struct, frozen=True):
-    """The content of a report. ``made_at`` is UTC unix seconds; ``verdicts`` of the gates are by
-    run ID, empty if they were not asked for."""
+    """The content of a report.
+
+    Attributes:
+        made_at: UTC unix seconds.
+        verdicts: Those of the gates by run ID, empty if they were not asked for.
+    """
 
     title: str
     made_at: float

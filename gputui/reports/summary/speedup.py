@@ -15,11 +15,15 @@ Unit = Literal["samples/s", "tokens/s"]
 
 
 class ScalingRow(Struct, frozen=True):
-    """A run compared with the one of fewest ranks.
+    """A run compared with the one of fewest ranks, the base.
 
-    ``speed`` is in samples (or tokens) per second; ``efficiency`` is 1 for a perfect speed-up. The
-    ``extra_`` seconds are the increase of the step time over the base run: in collectives, in
-    waiting for data, and in the rest (slower clocks, uneven ranks, smaller kernels).
+    Attributes:
+        speed: In samples (or tokens) per second.
+        speed_up: Over the base.
+        efficiency: 1 for a perfect speed-up.
+        comm_share, data_share: Of the step time.
+        extra_comm_seconds, extra_data_seconds, extra_other_seconds: The increase of the step time over the base: in
+            collectives, in waiting for data, and in the rest (slower clocks, uneven ranks, smaller kernels).
     """
 
     run_id: str

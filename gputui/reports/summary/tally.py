@@ -59,7 +59,19 @@ class _Mean:
 
 @dataclass(slots=True)
 class _Tally:
-    """Sums over lines. ``data`` and ``comm`` are shares of the step time by rank."""
+    """Sums over lines.
+
+    Attributes:
+        expected, roles: The schedule of the learning rate, and which metrics are the losses.
+        steps: The seconds of each.
+        gradients, not_finite, scales_loss: Gradient norms that are finite, how many are not, and whether the loss is
+            scaled.
+        speeds: By the name of the metric.
+        data, comm: Shares of the step time, by rank.
+        epochs: The sum and the number of the training losses of each.
+        since_validation: Of the training loss, since the newest validation.
+        reported: What earlier lines said that the schedule needs: the number of steps.
+    """
 
     expected: ExpectedRate
     roles: MetricRoles

@@ -16,7 +16,7 @@ from gputui.machine.gpu_model import GpuFacts
 from gputui.profiles.gpu_checks import GpuSituation
 from gputui.profiles.params import split_assignments
 from gputui.profiles.profile_file import SUFFIXES, Profile, ProfileNotFoundError, find, load
-from gputui.profiles.resolve import ResolveError, resolve
+from gputui.profiles.resolve import GpuChoice, ResolveError, resolve
 from gputui.profiles.situation import read_situation
 from gputui.runs.checks import CheckResult
 from gputui.runs.spec import RunSpec
@@ -80,15 +80,8 @@ def resolve_spec(
     if situation is not None:
         inventory = situation.facts
         excluded = situation.excluded
-    return resolve(
-        profile,
-        overrides=split_assignments(changes),
-        gpus_override=gpus,
-        inventory=inventory,
-        excluded=excluded,
-        target=target,
-        heeds_shell_gpus=heeds_shell_gpus,
-    )
+    choice = GpuChoice(gpus, inventory, excluded, heeds_shell_gpus)
+    return resolve(profile, choice, overrides=split_assignments(changes), target=target)
 
 
 def resolve_without_gpus(

@@ -32,7 +32,7 @@ from gputui.machine.host_sample import HostSampler
 from gputui.machine.simulated import SimulatedSource
 from gputui.machine.xid import xid_text
 from gputui.profiles.profile_file import load
-from gputui.profiles.resolve import resolve
+from gputui.profiles.resolve import GpuChoice, resolve
 from gputui.recovery.effects import MachineContext
 from gputui.runs import repository
 from gputui.runs.code_version import read_code
@@ -172,7 +172,7 @@ class DemoPast:
         overrides = {}
         if story.lr is not None:
             overrides["lr"] = story.lr
-        spec = resolve(profile, overrides=overrides, inventory=self.gpus)
+        spec = resolve(profile, GpuChoice(inventory=self.gpus), overrides=overrides)
         spec = replace(spec, shell=None, code=read_code(Path(spec.workdir)))
         run_id = self.begin_run(spec, story.actor)
         gpus = story.gpus

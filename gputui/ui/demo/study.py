@@ -15,7 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gputui.core.config import PRIVATE_DIR_MODE
-from gputui.profiles.resolve import resolve
+from gputui.profiles.resolve import GpuChoice, resolve
 from gputui.runs.code_version import read_code
 from gputui.runs.repository import transaction
 from gputui.runs.submission import write_spec
@@ -67,7 +67,7 @@ def play_study(past: DemoPast, file: Path) -> Iterator[float]:
     study_file = load_study(file, workspace, file.parent)
     spec = study_file.spec
     study_id = f"{STUDY}-1"
-    base = resolve(study_file.profile, overrides=dict(spec.params), inventory=past.gpus)
+    base = resolve(study_file.profile, GpuChoice(inventory=past.gpus), overrides=dict(spec.params))
     base = replace(base, shell=None, code=read_code(Path(base.workdir)))
     folder = workspace.studies / study_id
     folder.mkdir(mode=PRIVATE_DIR_MODE, parents=True)

@@ -159,7 +159,7 @@ def _resolve(form: Form, profile: Profile, snapshot: Snapshot, workspace: Worksp
     from gputui.profiles.describe import command_line, describe, preview_launch, target_preview
     from gputui.profiles.gpu_checks import likely_gpus
     from gputui.profiles.preflight import check_elsewhere, quick_checks
-    from gputui.profiles.resolve import resolve
+    from gputui.profiles.resolve import GpuChoice, resolve
     from gputui.profiles.targets import find_target
     from gputui.runs.command import without_gpus
 
@@ -174,15 +174,8 @@ def _resolve(form: Form, profile: Profile, snapshot: Snapshot, workspace: Worksp
         if target is None:
             inventory = situation.facts
     gpus_override = form.text(GPUS) if form.fields[0].is_changed else None
-    spec = resolve(
-        profile,
-        overrides=form.overrides(),
-        gpus_override=gpus_override,
-        inventory=inventory,
-        excluded=excluded,
-        environ=os.environ,
-        target=target,
-    )
+    choice = GpuChoice(gpus_override, inventory, excluded)
+    spec = resolve(profile, choice, overrides=form.overrides(), environ=os.environ, target=target)
     spec = replace(spec, priority=priority_of(form.text(PRIORITY)))
     if target is not None:
         launch = without_gpus(preview_launch(spec, runs=workspace.runs))
