@@ -10,8 +10,8 @@ from typing import Any
 
 from gputui.metrics.batch import Batch
 from gputui.metrics.history import HistoryReader
-from gputui.metrics.reader import Boundary, FileReader
-from gputui.metrics.source_state import SourceState
+from gputui.metrics.reader import FileReader
+from gputui.metrics.source_state import Boundary, SourceState
 
 # Between two reads of a source.
 INTERVAL_SECONDS = 0.5

@@ -15,8 +15,8 @@ from gputui.core.files import read_regular
 from gputui.metrics.batch import BATCH_LINES, READ_SECONDS, Batch
 from gputui.metrics.contract import Parsed, Rejected, parse_values
 from gputui.metrics.files import Matches
-from gputui.metrics.reader import Boundary, ReadSource, comparison_with_earlier, owner
-from gputui.metrics.source_state import SourceState
+from gputui.metrics.reader import ReadSource, comparison_with_earlier
+from gputui.metrics.source_state import Boundary, SourceState, owner
 
 MAX_HISTORY_BYTES = 256 << 20
 

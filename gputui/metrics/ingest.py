@@ -20,9 +20,9 @@ from gputui.metrics.batch import Batch, MetricsNote, store_batch
 from gputui.metrics.formats import DEFAULT_READING, Reading
 from gputui.metrics.history import HistoryReader
 from gputui.metrics.name_owners import NameOwners
-from gputui.metrics.reader import Boundary, FileReader
+from gputui.metrics.reader import FileReader
 from gputui.metrics.reduction import MetricLine, Reducer
-from gputui.metrics.source_state import Arrivals, SourceState
+from gputui.metrics.source_state import Arrivals, Boundary, SourceState
 from gputui.metrics.sources import ATTEMPT_OUTPUT, ReadContext, SourceEnds, SourceRow, SourceTable
 from gputui.metrics.step_sources import store_steps
 from gputui.metrics.written_sources import FoundSource

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import time
-from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
@@ -20,7 +19,7 @@ from gputui.metrics.files import FollowedFile, ends, ends_after, fingerprint, is
 from gputui.metrics.line_format import LineFormat
 from gputui.metrics.record_format import MAX_RECORD_BYTES, DamagedRecordError, RecordFormat
 from gputui.metrics.rewritten import EarlierLines, VersionComparison
-from gputui.metrics.source_state import SourceState
+from gputui.metrics.source_state import Boundary, SourceState, owner
 from gputui.store.metrics.stored_lines import FilePosition
 
 HEADER_BYTES = 64 << 10
@@ -29,8 +28,6 @@ MAX_HISTORY_BYTES = 256 << 20
 # Learned, learning, its candidates, one of them.
 _LEARNED_DEPTH = 3
 _MAX_LEARNED_PARTS = 512
-
-_ANY_ATTEMPT = 2**63
 
 
 class ReadSource(NamedTuple):
@@ -49,32 +46,18 @@ class ReadSource(NamedTuple):
         return Batch(self.lines, state, attempt, min(self.clock(), modified_at), comparison)
 
 
-class Boundary(NamedTuple):
-    """The start of an attempt's lines."""
+class _Added(NamedTuple):
+    """How much of some bytes was added to a batch.
 
-    generation: int
-    byte_offset: int
-    attempt: int
+    Attributes:
+        size: How many bytes were consumed.
+        in_long_line: They end within an over-long line.
+        is_all: Every complete line or record was added.
+    """
 
-
-class LineOwner(NamedTuple):
-    """The attempt of a line: its number (None before the first), where its lines begin, and the
-    offset in the same generation at which the next attempt's begin, None if there is none."""
-
-    attempt: int | None
-    begin: FilePosition
-    end: int | None
-
-
-def owner(boundaries: Sequence[Boundary], position: FilePosition) -> LineOwner:
-    """The attempt of the line at a position. ``boundaries`` are sorted."""
-    index = bisect_right(boundaries, (*position, _ANY_ATTEMPT))
-    end = None
-    if index < len(boundaries) and boundaries[index].generation == position[0]:
-        end = boundaries[index].byte_offset
-    if not index:
-        return LineOwner(None, position, end)
-    return LineOwner(boundaries[index - 1].attempt, boundaries[index - 1][:2], end)
+    size: int
+    in_long_line: bool
+    is_all: bool
 
 
 class FileReader:
@@ -98,9 +81,19 @@ class FileReader:
         self._file.close()
 
     def read(self, state: SourceState, boundaries: Sequence[Boundary], *, ended: bool = False) -> Batch | None:
-        """The new lines after ``state``, or None, also before the first boundary; valid once they
-        are committed with the batch's state. ``ended``: an unfinished last line is final. Raises
-        OSError."""
+        """Read new lines; they are valid once they are committed with the batch's state.
+
+        Args:
+            state: What was read before.
+            boundaries: Where attempts begin, sorted; nothing is read before the first one.
+            ended: The last attempt has ended, so that an unfinished last line is final.
+
+        Returns:
+            None if there are no new lines.
+
+        Raises:
+            OSError: The file cannot be read.
+        """
         if not boundaries:
             return None
         # Check the path before reading the old file to its end: a writer that has opened a new file
@@ -138,7 +131,6 @@ class FileReader:
             self._format.conclude()
             if self._format.has_news:
                 return self._read_again(state)
-            return None
         return None
 
     def _read_again(self, state: SourceState) -> Batch:
@@ -155,17 +147,24 @@ class FileReader:
         return batch
 
     def end_state(self, state: SourceState, at_most: int | None = None) -> SourceState:
-        """The state after everything that exists now, where the next attempt begins. With
-        ``at_most``, the state at this offset, or at the start if the file is shorter."""
+        """The state after everything that exists now, where the next attempt begins.
+
+        Args:
+            state: What was read before.
+            at_most: The state at this offset is asked for, or at the start if the file is shorter.
+        """
         status = self._file.status(at_once=True)
         following = state.generation + (state.inode is not None)
         if status is None or (descriptor := self._file.open_current(status.st_ino)) is None:
             return SourceState(None, following, first_generation=following)
         offset = os.fstat(descriptor).st_size
-        if at_most is not None:
-            offset = at_most if at_most <= offset else 0
-        is_read_one = state.inode == status.st_ino and is_unchanged(descriptor, *state.read_part)
-        generation = state.generation if is_read_one else following
+        if at_most is not None and at_most <= offset:
+            offset = at_most
+        elif at_most is not None:
+            offset = 0
+        generation = following
+        if state.inode == status.st_ino and is_unchanged(descriptor, *state.read_part):
+            generation = state.generation
         return SourceState(status.st_ino, generation, offset, False, fingerprint(*ends(descriptor, offset)), generation)
 
     def _read_from(
@@ -176,50 +175,66 @@ class FileReader:
         attempt, began, segment_end = owner(boundaries, state.position)
         if attempt is None:
             return Batch(self._source.lines, state)
-        offset = state.byte_offset
-        data, at_end = _segment(descriptor, offset, BATCH_BYTES, segment_end)
-        if not at_end and not state.skipping and not self._has_whole(data, offset):
-            longest = 2 * MAX_RECORD_BYTES if isinstance(self._format, RecordFormat) else MAX_LINE_BYTES + 1
-            data, at_end = _segment(descriptor, offset, longest, segment_end)
+        data, at_end = self._segment(descriptor, state, segment_end)
         # Check after the read, so that data of a rewritten file is never taken for a continuation.
-        head, tail = ends(descriptor, offset)
+        head, tail = ends(descriptor, state.byte_offset)
         if state.fingerprint is not None and fingerprint(head, tail) != state.fingerprint:
             return None
-        if self._format.has_header and self._begun != state.generation:
-            header = _first_line(descriptor)
-            if header is None and not is_last:
-                return Batch(self._source.lines, state)
-            is_appended = began[0] == state.generation and began[1] < offset
-            own_header = None
-            if is_appended:
-                own_header = _first_line(descriptor, began[1])
-            self._format.begin(header or b"", own_header or b"")
-            self._begun = state.generation
+        if self._format.has_header and not self._has_begun(descriptor, state, began, is_last=is_last):
+            return Batch(self._source.lines, state)
 
-        at_boundary = segment_end is not None and offset + len(data) >= segment_end
+        end = state.byte_offset + len(data)
+        at_boundary = segment_end is not None and end >= segment_end
         is_closed = at_end and (at_boundary or is_last)
         with comparison_with_earlier(self._source.earlier, began, state, attempt) as comparison:
             batch = self._source.batch(state, attempt, os.fstat(descriptor).st_mtime, comparison)
             if isinstance(self._format, RecordFormat):
-                consumed, skipping, complete = self._add_records(self._format, batch, data, is_closed)
+                added = self._add_records(self._format, batch, data, is_closed)
             else:
-                consumed, skipping, complete = self._add_lines(self._format, batch, data, is_closed)
+                added = self._add_lines(self._format, batch, data, is_closed)
+            reached = state.byte_offset + added.size
             if comparison is not None:
-                comparison.withdraw(offset + consumed)
-        batch.more = not complete or not at_end or at_boundary
+                comparison.withdraw(reached)
+        batch.more = not added.is_all or not at_end or at_boundary
         arrivals = self._source.lines.arrivals
         if arrivals is not None and batch.arrived_at is not None:
-            arrivals.note(state.inode, offset + consumed, batch.arrived_at)
-        if consumed or skipping != state.skipping:
-            mark = fingerprint(*ends_after(head, tail, data[:consumed]))
-            batch.state = replace(state, byte_offset=offset + consumed, skipping=skipping, fingerprint=mark)
+            arrivals.note(state.inode, reached, batch.arrived_at)
         if self._format.has_news:
             return self._read_again(state)
+        if added.size or added.in_long_line != state.skipping:
+            mark = fingerprint(*ends_after(head, tail, data[: added.size]))
+            batch.state = replace(state, byte_offset=reached, skipping=added.in_long_line, fingerprint=mark)
         if self._format.remark is not None:
             batch.notes["steps_converted"] = MetricsNote("steps_converted", None, self._format.remark)
         if batch.state == state:
             return batch
         return self._with_learned(batch)
+
+    def _segment(self, descriptor: int, state: SourceState, segment_end: int | None) -> tuple[bytes, bool]:
+        """The next bytes of one attempt, with a whole line or record in them if there is one, and whether they reach
+        its end or the end of the file."""
+        offset = state.byte_offset
+        data, at_end = _read_segment(descriptor, offset, BATCH_BYTES, segment_end)
+        if at_end or state.skipping or self._has_whole(data, offset):
+            return data, at_end
+        longest = MAX_LINE_BYTES + 1
+        if isinstance(self._format, RecordFormat):
+            longest = 2 * MAX_RECORD_BYTES
+        return _read_segment(descriptor, offset, longest, segment_end)
+
+    def _has_begun(self, descriptor: int, state: SourceState, began: FilePosition, *, is_last: bool) -> bool:
+        """Give the format the header of this generation; False if that is not complete yet."""
+        if self._begun == state.generation:
+            return True
+        header = _first_line(descriptor)
+        if header is None and not is_last:
+            return False
+        own_header = None
+        if began[0] == state.generation and began[1] < state.byte_offset:
+            own_header = _first_line(descriptor, began[1])
+        self._format.begin(header or b"", own_header or b"")
+        self._begun = state.generation
+        return True
 
     def _follow(
         self, inode: int, former: int | None, state: SourceState, boundaries: Sequence[Boundary]
@@ -242,9 +257,9 @@ class FileReader:
         # own, and a shorter one too if it began from the start, even if another attempt has written
         # the same lines.
         is_start = len(boundaries) > 1 and begin.generation == state.generation and state.position <= begin[:2]
-        is_other = self._format.breaks_at_return or (is_start and is_new and self._file.matches is not None)
+        is_other_file = self._format.breaks_at_return or (is_start and is_new and self._file.matches is not None)
         is_long_enough = 0 < state.byte_offset <= status.st_size
-        if is_new and is_long_enough and not is_other and is_unchanged(descriptor, *state.read_part):
+        if is_new and is_long_enough and not is_other_file and is_unchanged(descriptor, *state.read_part):
             # The next attempt may have begun in this file, which was not known yet.
             is_next = begin.generation > state.generation
             continued = replace(state, inode=inode, generation=state.generation + is_next)
@@ -258,10 +273,10 @@ class FileReader:
         is_rotated = former is not None and os.fstat(former).st_nlink > 0
         is_shorter = status.st_size < state.byte_offset
         if is_rotated or (is_start and is_shorter and not self._source.earlier.is_resumed(begin.attempt)):
-            is_other = True
+            is_other_file = True
         generation = state.generation + 1
         first_generation = state.first_generation
-        if is_other:
+        if is_other_file:
             first_generation = generation
         begun = SourceState(inode, generation, first_generation=first_generation)
         return Batch(self._source.lines, begun, more=True)
@@ -274,9 +289,8 @@ class FileReader:
                 return True
         return b"\n" in data
 
-    def _add_lines(self, line_format: LineFormat, batch: Batch, data: bytes, is_closed: bool) -> tuple[int, bool, bool]:
-        """Add the lines of ``data`` to the batch. Returns the consumed bytes, whether they end in
-        an over-long line, and whether every complete line was added."""
+    def _add_lines(self, line_format: LineFormat, batch: Batch, data: bytes, is_closed: bool) -> _Added:
+        """Add the lines of ``data`` to the batch; the last one without a newline only if nothing follows it."""
         offset = batch.state.byte_offset
         if line_format.breaks_at_return:
             data = data.replace(b"\r", b"\n")
@@ -284,40 +298,40 @@ class FileReader:
         if batch.state.skipping:
             start = data.find(b"\n") + 1
             if not start:
-                return len(data), not is_closed, True
+                return _Added(len(data), not is_closed, True)
         lines = data[start:].split(b"\n", BATCH_LINES)
         rest = lines.pop()
-        complete = len(lines) < BATCH_LINES
+        is_all = len(lines) < BATCH_LINES
         position = offset + start
         for line in lines:
             batch.add(position, line, line_format.parse(line))
             position += len(line) + 1
             if line_format.has_news:
                 # The file is read again, before more is learned without it.
-                return position - offset, False, False
+                return _Added(position - offset, False, False)
         is_long = len(rest) > MAX_LINE_BYTES
-        if not (complete and rest and (is_closed or is_long)):
-            return position - offset, False, complete
+        if not (is_all and rest and (is_closed or is_long)):
+            return _Added(position - offset, False, is_all)
         parsed: Parsed = TOO_LONG
         if not is_long:
             parsed = line_format.parse_unterminated(rest)
         batch.add(position, rest, parsed)
-        return position + len(rest) - offset, not is_closed, complete
+        return _Added(position + len(rest) - offset, not is_closed, is_all)
 
-    def _add_records(
-        self, record_format: RecordFormat, batch: Batch, data: bytes, is_closed: bool
-    ) -> tuple[int, bool, bool]:
-        """The same for records; half a record of a killed script is passed over."""
+    def _add_records(self, record_format: RecordFormat, batch: Batch, data: bytes, is_closed: bool) -> _Added:
+        """Add the records of ``data``; half a record of a killed script is passed over."""
         offset = batch.state.byte_offset
         consumed = 0
         deadline = time.monotonic() + READ_SECONDS
         try:
             for number, (end, content) in enumerate(record_format.frames(data, offset)):
                 if number >= BATCH_LINES or (number and time.monotonic() >= deadline):
-                    return consumed, False, False
+                    return _Added(consumed, False, False)
+                parsed: Parsed = None
                 try:
                     values = record_format.scalars(content)
-                    parsed = None if values is None else parse_values(values)
+                    if values is not None:
+                        parsed = parse_values(values)
                 except DamagedRecordError as error:
                     # The frame is intact, so the next record can be read.
                     parsed = Rejected(str(error))
@@ -330,7 +344,7 @@ class FileReader:
             consumed = len(data)
         if is_closed:
             consumed = len(data)
-        return consumed, False, True
+        return _Added(consumed, False, True)
 
 
 class LearnedTexts:
@@ -368,7 +382,7 @@ def comparison_with_earlier(
     return nullcontext()
 
 
-def _segment(descriptor: int, offset: int, limit: int, segment_end: int | None) -> tuple[bytes, bool]:
+def _read_segment(descriptor: int, offset: int, limit: int, segment_end: int | None) -> tuple[bytes, bool]:
     """The next bytes that belong to one attempt, and whether they reach its end or the end of the
     file."""
     size = limit

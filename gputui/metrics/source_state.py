@@ -1,8 +1,10 @@
-"""How far a source of metrics has been read, and when its lines were first read."""
+"""How far a source of metrics has been read, whose lines they are, and when they were first read."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from msgspec import Struct
 
@@ -36,6 +38,38 @@ class SourceState(Struct, frozen=True):
     def read_part(self) -> tuple[int, str | None]:
         """The length and the fingerprint of what was read."""
         return self.byte_offset, self.fingerprint
+
+
+class Boundary(NamedTuple):
+    """The start of an attempt's lines."""
+
+    generation: int
+    byte_offset: int
+    attempt: int
+
+
+class LineOwner(NamedTuple):
+    """The attempt of a line: its number (None before the first), where its lines begin, and the
+    offset in the same generation at which the next attempt's begin, None if there is none."""
+
+    attempt: int | None
+    begin: FilePosition
+    end: int | None
+
+
+# Behind every attempt at one place.
+_ANY_ATTEMPT = 2**63
+
+
+def owner(boundaries: Sequence[Boundary], position: FilePosition) -> LineOwner:
+    """The attempt of the line at a position. ``boundaries`` are sorted."""
+    index = bisect_right(boundaries, (*position, _ANY_ATTEMPT))
+    end = None
+    if index < len(boundaries) and boundaries[index].generation == position[0]:
+        end = boundaries[index].byte_offset
+    if not index:
+        return LineOwner(None, position, end)
+    return LineOwner(boundaries[index - 1].attempt, boundaries[index - 1][:2], end)
 
 
 # Of more, every other one is left out, but not the newest.

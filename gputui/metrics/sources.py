@@ -24,9 +24,9 @@ from gputui.metrics.files import has_wildcards, may_overlap
 from gputui.metrics.formats import PRINTED_STREAMS, Reading, format_named
 from gputui.metrics.history import HistoryReader
 from gputui.metrics.line_format import LineFormat
-from gputui.metrics.reader import Boundary, FileReader, ReadSource
+from gputui.metrics.reader import FileReader, ReadSource
 from gputui.metrics.rewritten import EarlierLines
-from gputui.metrics.source_state import Arrivals, SourceState
+from gputui.metrics.source_state import Arrivals, Boundary, SourceState
 from gputui.metrics.trackers import TRACKERS
 from gputui.metrics.values import NullReader
 from gputui.metrics.written_sources import FoundSource

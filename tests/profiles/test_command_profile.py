@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gputui.profiles.init.command_profile import command_profile
 from gputui.profiles.init.typed_command import DraftError
 from gputui.profiles.preflight import quick_checks
-from gputui.profiles.resolve import resolve
+from gputui.profiles.resolve import GpuChoice, resolve
 from gputui.runs.command import as_typed, build_launch, expand
 from gputui.runs.launchers.base import Placement
 from gputui.runs.redaction import redact_spec
@@ -165,7 +165,7 @@ EXACT = [
 @table("typed", EXACT)
 def test_the_command_line_is_as_it_was_typed(scripts: Path, typed: str) -> None:
     words = shlex.split(typed)
-    spec = resolve(command_profile(words, scripts), inventory=[])
+    spec = resolve(command_profile(words, scripts), GpuChoice(inventory=[]))
     assert spec.typed == tuple(words) and spec.profile_path is None and spec.workdir == str(scripts)
     assert list(expand(spec.args or (), as_typed(spec.params, spec.spellings), "/run", "/run/a.pt")) == words[1:]
     assert all(
@@ -196,9 +196,9 @@ TYPED_WORDS = st.lists(st.sampled_from(ATOMS), max_size=4).map("".join) | st.sam
 
 
 @given(st.lists(TYPED_WORDS, max_size=6))
-def test_any_words_reach_the_program(arguments: list[str]) -> None:
-    spec = resolve(command_profile(["bash", "-c", *arguments], Path("/")), inventory=[], environ={})
-    assert [*expand((*spec.program, *(spec.args or ())), spec.params, "/run", "/a.pt")] == ["bash", "-c", *arguments]
+def test_any_words_reach_the_program(words: list[str]) -> None:
+    spec = resolve(command_profile(["bash", "-c", *words], Path("/")), GpuChoice(inventory=[]), environ={})
+    assert [*expand((*spec.program, *(spec.args or ())), spec.params, "/run", "/a.pt")] == ["bash", "-c", *words]
 
 
 @table(
@@ -210,14 +210,16 @@ def test_any_words_reach_the_program(arguments: list[str]) -> None:
     ],
 )
 def test_the_folder_of_the_run_is_the_only_placeholder(scripts: Path, typed: str, started: str) -> None:
-    spec = resolve(command_profile(shlex.split(typed), scripts), inventory=[])
+    spec = resolve(command_profile(shlex.split(typed), scripts), GpuChoice(inventory=[]))
     program = spec.program if spec.launcher == "command" else ()
     params = as_typed(spec.params, spec.spellings)
     assert [*expand((*program, *(spec.args or ())), params, "/run", None)] == shlex.split(started)
 
 
 def test_a_number_has_its_typed_text_until_it_changes(scripts: Path) -> None:
-    spec = redact_spec(resolve(command_profile(["plain.py", "--lr", "1", "--wd", "1e-4"], scripts), inventory=[]))
+    spec = redact_spec(
+        resolve(command_profile(["plain.py", "--lr", "1", "--wd", "1e-4"], scripts), GpuChoice(inventory=[]))
+    )
     assert spec.params["lr"] == 1.0 and spec.spellings == {"lr": "1"}
     for lr, text in ((1.0, "1"), (0.5, "0.5")):
         launch = build_launch(
@@ -241,9 +243,8 @@ def test_the_name_of_a_run(scripts: Path, typed: str, name: str) -> None:
 
 def test_gpus_where_there_are_none(scripts: Path) -> None:
     one, two = (command_profile(words.split(), scripts) for words in ("b.py", "torchrun --nproc-per-node 2 b.py"))
-    assert [(spec.gpus.count, spec.nproc) for spec in (resolve(profile, inventory=[]) for profile in (one, two))] == [
-        (0, 1), (0, 2),
-    ]  # fmt: skip
+    specs = [resolve(profile, GpuChoice(inventory=[])) for profile in (one, two)]
+    assert [(spec.gpus.count, spec.nproc) for spec in specs] == [(0, 1), (0, 2)]
     assert [(spec.gpus.count, spec.nproc) for spec in map(resolve, (one, two))] == [(1, 1), (2, 2)]
 
 
@@ -280,6 +281,6 @@ def test_a_notebook(scripts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_typed_secret_is_not_stored(scripts: Path) -> None:
     words = ["plain.py", "--api-key", "k3y-of-mine", "--password=hush-hush", "token=t0ken-of-mine", "--lr", "0.1"]
-    stored = str(redact_spec(resolve(command_profile(words, scripts), inventory=[])).to_json())
+    stored = str(redact_spec(resolve(command_profile(words, scripts), GpuChoice(inventory=[]))).to_json())
     assert not any(secret in stored for secret in ("k3y-of-mine", "hush-hush", "t0ken-of-mine")), stored
     assert "--lr" in stored

@@ -11,7 +11,7 @@ import pytest
 from gputui.core.yaml_forms.problems import ProfileError
 from gputui.profiles.preflight import check
 from gputui.profiles.profile_file import load, read_profile
-from gputui.profiles.resolve import resolve
+from gputui.profiles.resolve import GpuChoice, resolve
 from gputui.profiles.schema import ProfileForm, json_schema
 from gputui.reports.export.formats import FORMATS
 from gputui.runs.command import build_launch
@@ -25,7 +25,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "profiles.md").read_text("utf-8")
 def test_every_example_is_a_valid_profile(text: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("")
     (tmp_path / "x.yaml").write_text(text)
-    spec = resolve(load(tmp_path / "x.yaml"), gpus_override="0")
+    spec = resolve(load(tmp_path / "x.yaml"), GpuChoice(override="0"))
     results = check(spec, state=tmp_path)
     failed = {result.name for result in results if result.status == "fail"}
     assert failed <= {"interpreter"}, "the first example's own environment is not here"

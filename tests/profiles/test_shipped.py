@@ -8,7 +8,7 @@ import pytest
 
 from gputui.core.config import shipped_profiles
 from gputui.profiles.profile_file import load
-from gputui.profiles.resolve import resolve
+from gputui.profiles.resolve import GpuChoice, resolve
 from gputui.recovery.batches import EFFECTIVE_BATCH_TOLERANCE, shrink_batch
 from gputui.recovery.classify import Incident
 from gputui.recovery.effects import ActionContext, AppliedAction
@@ -25,7 +25,7 @@ of_the_trainer = table("path", OF_THE_TRAINER)
 
 
 def resolved(path: Path) -> RunSpec:
-    return resolve(load(path), gpus_override="0")
+    return resolve(load(path), GpuChoice(override="0"))
 
 
 def settings_of(spec: RunSpec, params: dict[str, Scalar], checkpoint: str | None = None) -> Settings:

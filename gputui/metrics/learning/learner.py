@@ -32,6 +32,8 @@ _DIGITS = re.compile(r"\d+")
 _WORDS = re.compile(r"[A-Za-z#]+")
 _BAR = re.compile(r"\d%\s?\|")
 _EPOCH = "epoch"
+# The key of a line that says nothing.
+_NO_KEY = ""
 # What the number that counts is called, the best first.
 _COUNTING = {Sense.STEP: 0, Sense.EPOCH: 1}
 
@@ -46,8 +48,7 @@ class Learner:
         self._headers = list(learning.headers)
         self._characters = learning.characters
         self.lacks_epoch = False
-        # By texts without their digits: the candidate of each line, "" of one that says nothing; then the beginnings of
-        # lines.
+        # By texts without their digits: the candidate of each line, or _NO_KEY; then the beginnings of lines.
         self._keys: dict[str, str] = {}
         self._beginnings: dict[str, str] = {}
 
@@ -69,32 +70,31 @@ class Learner:
             return []
         digitless = _DIGITS.sub("0", text)
         last_key = self._keys.get(digitless)
-        if last_key == "" or self._rests(last_key, context) or self._is_new(digitless):
+        if last_key == _NO_KEY or self._rests(last_key, context) or self._is_new(digitless):
             return []
         self._characters += len(text)
         line = self._read(text)
         if line is None:
-            _note(self._keys, digitless)
+            _note(self._keys, digitless, _NO_KEY)
             return []
-        shapes: list[LearnedShape] = []
+        only_counts = is_counter(line) and not has_metric(line)
+        if not only_counts and not is_promising(line):
+            _note(self._keys, digitless, _NO_KEY)
+            return []
         key = f"{crc32(line.shape.encode()):08x}"
-        is_metrics = is_promising(line)
-        is_count = is_counter(line) and not has_metric(line)
-        if is_metrics:
-            _note(self._keys, digitless, key)
+        _note(self._keys, digitless, key)
+        if is_promising(line):
             if self._rests(key, context):
                 return []
             candidate = self._collect(self._candidates, MAX_CANDIDATES, key, line, rank, running)
             running.part = line.columns[-1].part or running.part
             shapes = self._judge(key, line, candidate, context)
-        if is_count and not shapes:
-            _note(self._keys, digitless, key)
-            self._collect(self._counters, MAX_COUNTERS, key, line, rank, running)
-            if names_epoch(line) and self.lacks_epoch:
-                shapes = self._take_counter(key)
-        if not (is_metrics or is_count):
-            _note(self._keys, digitless)
-        return shapes
+            if shapes or not only_counts:
+                return shapes
+        self._collect(self._counters, MAX_COUNTERS, key, line, rank, running)
+        if names_epoch(line) and self.lacks_epoch:
+            return self._take_counter(key)
+        return []
 
     def conclude(self, context: LogSoFar) -> list[LearnedShape]:
         """The shapes that few lines show, once the output has ended."""
@@ -220,7 +220,8 @@ class Learner:
         return [shape]
 
 
-def _note(texts: dict[str, str], text: str, key: str = "") -> None:
+def _note(texts: dict[str, str], text: str, key: str = _NO_KEY) -> None:
+    """Note a text, and forget the oldest of many."""
     texts[text] = key
     if len(texts) > _MAX_NOTED:
         del texts[next(iter(texts))]
@@ -233,14 +234,14 @@ def _remark(candidate: Candidate) -> str | None:
         return None
     text = candidate.text.strip()[:SHOWN_CHARACTERS]
     pattern = _pattern(candidate, line)
-    often = f"{candidate.lines} lines like {text!r} are not stored: nothing in them surely counts steps"
+    remark = f"{candidate.lines} lines like {text!r} are not stored: nothing in them surely counts steps"
     if candidate.lines == 1:
-        often = f"the line {text!r} is not stored: one line of a form is not enough to be sure"
+        remark = f"the line {text!r} is not stored: one line of a form is not enough to be sure"
     if candidate.lines == 1 and pattern is None:
         return None
     if pattern is None:
-        return f"{often}. Print the step in them, such as step=10"
-    return f"{often}. A profile can say it: metrics: {{source: output, patterns: ['{pattern}']}}"
+        return f"{remark}. Print the step in them, such as step=10"
+    return f"{remark}. A profile can say it: metrics: {{source: output, patterns: ['{pattern}']}}"
 
 
 def _pattern(candidate: Candidate, line: PrintedLine) -> str | None:

@@ -10,7 +10,7 @@ import pytest
 
 from gputui.profiles.init.command_profile import command_profile
 from gputui.profiles.profile_file import ProfileEntry
-from gputui.profiles.resolve import resolve
+from gputui.profiles.resolve import GpuChoice, resolve
 from gputui.runs.submission import SPEC_FILE, write_spec
 from gputui.ui.tui.app import GputuiApp
 from gputui.ui.tui.pages.launch import typed
@@ -205,7 +205,7 @@ async def test_a_copy_of_a_command_is_typed_where_it_was(
 ) -> None:
     overnight(home)
     home.run("here-1", "succeeded", name="here", params={"lr": 0.2}, ended_ago=5.0)
-    spec = resolve(command_profile(["train.py", "--lr", "0.1"], script.parent), inventory=[])
+    spec = resolve(command_profile(["train.py", "--lr", "0.1"], script.parent), GpuChoice(inventory=[]))
     home.workspace.run_dir("here-1").mkdir(parents=True)
     write_spec(home.workspace.run_dir("here-1") / SPEC_FILE, spec)
     monkeypatch.chdir(tmp_path)
