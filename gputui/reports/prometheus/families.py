@@ -26,7 +26,7 @@ from gputui.version import VERSION
 Rows = Iterable[tuple[Sequence[str], Any]]
 
 
-class Family(NamedTuple):
+class MetricFamily(NamedTuple):
     """The metrics of one name; ``metric_class`` is the client library's."""
 
     metric_class: Any
@@ -135,7 +135,7 @@ def families(connection: sqlite3.Connection, now: float) -> Iterator[Metric]:
                 yield family
 
 
-def declarations(connection: sqlite3.Connection, now: float) -> Iterator[Family]:
+def declarations(connection: sqlite3.Connection, now: float) -> Iterator[MetricFamily]:
     """All families, also those without a value."""
     yield from _agent(connection, now)
     yield from _gpus(connection, now)
@@ -143,15 +143,15 @@ def declarations(connection: sqlite3.Connection, now: float) -> Iterator[Family]
     yield from _runs(connection, now)
 
 
-def _gauge(name: str, text: str, labels: Sequence[str], rows: Rows) -> Family:
-    return Family(GaugeMetricFamily, name, text, labels, rows)
+def _gauge(name: str, text: str, labels: Sequence[str], rows: Rows) -> MetricFamily:
+    return MetricFamily(GaugeMetricFamily, name, text, labels, rows)
 
 
-def _counter(name: str, text: str, labels: Sequence[str], rows: Rows) -> Family:
-    return Family(CounterMetricFamily, name, text, labels, rows)
+def _counter(name: str, text: str, labels: Sequence[str], rows: Rows) -> MetricFamily:
+    return MetricFamily(CounterMetricFamily, name, text, labels, rows)
 
 
-def _agent(connection: sqlite3.Connection, now: float) -> Iterator[Family]:
+def _agent(connection: sqlite3.Connection, now: float) -> Iterator[MetricFamily]:
     yield _gauge("info", "Version of gputui.", ("version",), [((VERSION,), 1)])
     agent = read_agent(connection)
     if agent is not None:
@@ -168,7 +168,7 @@ def _agent(connection: sqlite3.Connection, now: float) -> Iterator[Family]:
     yield _gauge("alert_active", "Alerts of gputui itself that last now.", labels, lasting.items())
 
 
-def _gpus(connection: sqlite3.Connection, now: float) -> Iterator[Family]:
+def _gpus(connection: sqlite3.Connection, now: float) -> Iterator[MetricFamily]:
     all_gpus = [((str(gpu.index), gpu.uuid), gpu) for gpu in read_gpus(connection, now)]
     failed = quarantined(connection)
     # Old samples are outdated: only GPUs that answer now have values.
@@ -228,7 +228,7 @@ def _rank(rank: int | None) -> str:
     return str(rank)
 
 
-def _host(connection: sqlite3.Connection, now: float) -> Iterator[Family]:
+def _host(connection: sqlite3.Connection, now: float) -> Iterator[MetricFamily]:
     host = read_host(connection)
     if host is None or now - host.at > HOST_FRESH_SECONDS:
         return
@@ -240,7 +240,7 @@ def _host(connection: sqlite3.Connection, now: float) -> Iterator[Family]:
         yield _gauge(f"host_{_HOST_NAMES.get(field, field)}", text, (), [((), value)])
 
 
-def _runs(connection: sqlite3.Connection, now: float) -> Iterator[Family]:
+def _runs(connection: sqlite3.Connection, now: float) -> Iterator[MetricFamily]:
     """Runs that are over are only counted, so that the number of series is bounded."""
     counts = connection.execute("SELECT state, count(*) FROM runs GROUP BY state").fetchall()
     yield _gauge("runs", "Runs in each state.", ("state",), [((state,), count) for state, count in counts])
