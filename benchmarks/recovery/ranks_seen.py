@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass, field
 
 from benchmarks.recovery.healthy import Activity
-from gputui.recovery.watch.attempt import ProcessSnapshot
+from gputui.recovery.watch.activity import ProcessSnapshot
 from gputui.runs.process_readings import ProcessReading
 from gputui.store.series import GpuSample
 

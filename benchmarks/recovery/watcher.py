@@ -15,7 +15,8 @@ from benchmarks.recovery.healthy import Run, Stretch
 from benchmarks.recovery.ranks_seen import MAY_IDLE, USUAL_WATTS, Seen
 from gputui.agent.health.monitor import MEMORY_SECONDS
 from gputui.recovery.policies import POLICIES
-from gputui.recovery.watch.attempt import LOOK_SECONDS, AttemptWatch
+from gputui.recovery.watch.activity import LOOK_SECONDS
+from gputui.recovery.watch.attempt import AttemptWatch
 from gputui.recovery.watch.leaks import MemorySample
 from gputui.recovery.watch.silence import LOOK_AFTER_SECONDS, StepPace, StepProgress, silence
 from gputui.store.attempts import Attempt
@@ -59,7 +60,7 @@ class Watcher:
     def __post_init__(self) -> None:
         uuids = tuple(f"GPU-{rank}" for rank in range(self.run.ranks)) if self.run.gpus else ()
         self.watched = AttemptWatch(_record(uuids), StepProgress(StepPace()), 0.0)
-        self.watched.note_power({uuid: GpuSample(uuid, power_watts=USUAL_WATTS) for uuid in uuids})
+        self.watched.activity.note_power({uuid: GpuSample(uuid, power_watts=USUAL_WATTS) for uuid in uuids})
         self.seen = Seen(random.Random(self.run.chance.random()), self.run.ranks, self.run.gpus)
         self.next_look = LOOK_SECONDS * self.run.chance.random()
 
@@ -108,7 +109,7 @@ class Watcher:
                 looks_from = watched.progress_at + LOOK_AFTER_SECONDS
             else:
                 # Looks before that find a rank at work.
-                watched.forget_looks()
+                watched.activity.forget_looks()
         if looks_from < end:
             self._look_at_ranks(end, stretch, looks_from, overdue_at)
         if self.next_look <= end:
@@ -128,7 +129,7 @@ class Watcher:
             quiet = silence(watched.progress, at - watched.progress_at, POLICY.hang_after_seconds)
             look, samples = self.seen.look(at, LOOK_SECONDS, stretch.activity)
             if not quiet.is_worth_a_look:
-                watched.forget_looks()
+                watched.activity.forget_looks()
                 continue
             verdict, is_certain = watched.assess(look, samples, quiet, POLICY.hang_after_seconds)
             if verdict is not None and is_certain:

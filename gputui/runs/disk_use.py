@@ -6,23 +6,15 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 # st_blocks is in units of 512 bytes on any file system: stat(2).
 _BLOCK_BYTES = 512
 
 
-class FileUse(NamedTuple):
-    """A file or folder, with the bytes that are allocated for it."""
+def sized_entries(folder: Path) -> Iterator[tuple[str, int]]:
+    """The path of everything below a folder, with the bytes that are allocated for it. Raises OSError.
 
-    path: str
-    size_bytes: int
-
-
-def sized_entries(folder: Path) -> Iterator[FileUse]:
-    """Everything below a folder with its size: links as themselves, hard links once. Raises OSError.
-
-    What vanishes meanwhile is left out.
+    Links count as themselves, hard links once. What vanishes meanwhile is left out.
     """
     linked: set[tuple[int, int]] = set()
     waiting = [os.fspath(folder)]
@@ -43,7 +35,7 @@ def sized_entries(folder: Path) -> Iterator[FileUse]:
                 if (status.st_dev, status.st_ino) in linked:
                     continue
                 linked.add((status.st_dev, status.st_ino))
-            yield FileUse(entry.path, status.st_blocks * _BLOCK_BYTES)
+            yield entry.path, status.st_blocks * _BLOCK_BYTES
 
 
 def folder_bytes(folder: Path, seconds: float) -> int | None:
@@ -51,8 +43,8 @@ def folder_bytes(folder: Path, seconds: float) -> int | None:
     deadline = time.monotonic() + seconds
     total = 0
     try:
-        for file in sized_entries(folder):
-            total += file.size_bytes
+        for _, size_bytes in sized_entries(folder):
+            total += size_bytes
             if time.monotonic() > deadline:
                 return None
     except OSError:

@@ -19,14 +19,14 @@ from gputui.agent.error_barrier import ErrorBarrier
 from gputui.agent.health.gpu_reports import lost_gpu
 from gputui.agent.health.incident_folder import incident_folder
 from gputui.agent.health.stack_dump import DEADLINE_SECONDS, dump_stacks
-from gputui.agent.health.watched import LINES_PER_LOOK, WatchedAttempt, read_history, take_snapshot
+from gputui.agent.health.watched import LINES_PER_LOOK, WatchedAttempt, check_setup, read_history, take_snapshot
 from gputui.agent.jobs import JobKey, Purpose
 from gputui.agent.lifecycle.live_attempt import LiveAttempt
 from gputui.agent.lifecycle.run_files import attempt_dir
 from gputui.core import units
 from gputui.core.text import clean
 from gputui.machine.procfs import available_bytes
-from gputui.recovery.watch.attempt import LOOK_SECONDS
+from gputui.recovery.watch.activity import LOOK_SECONDS
 from gputui.recovery.watch.leaks import MemorySample
 from gputui.recovery.watch.rules import FINDINGS, Observation
 from gputui.recovery.watch.silence import EARLY_LINES, silence
@@ -156,7 +156,7 @@ class _Check:
         if watched.ending is None:
             self._check_for_lost_gpu()
             self._check_for_hang()
-        for observation in watched.setup.check(self.context, watch, spec, watched.reported):
+        for observation in check_setup(self.context, watched, spec):
             self._show(observation)
         # Before the first steps, loading data and filling caches looks like a leak.
         is_settled = not spec.metrics or watch.progress.lines >= EARLY_LINES
@@ -194,7 +194,7 @@ class _Check:
         for finding in (*findings, *new_findings):
             self._act_on(finding)
         if watch.progress_at > before:
-            watch.note_power(self.monitor.gpus())
+            watch.activity.note_power(self.monitor.gpus())
 
     def _check_for_lost_gpu(self) -> None:
         """Report once that an attempt waits for a GPU that is lost, and end it. A rank that lost
@@ -223,7 +223,7 @@ class _Check:
         limit = self.policy.hang_after_seconds
         quiet = silence(watch.progress, now - watch.progress_at, limit)
         if not quiet.is_worth_a_look:
-            watch.forget_looks()
+            watch.activity.forget_looks()
             return
         folder = attempt_dir(self.context.workspace, self.record.run_id, self.record.number)
         watch.note_output(output_state(folder), now)

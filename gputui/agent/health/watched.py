@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,7 +15,8 @@ from gputui.agent.jobs import Job, JobKey, Purpose
 from gputui.core.files import open_regular
 from gputui.metrics.formats import PRINTED_STREAMS
 from gputui.recovery.resumptions import resumptions
-from gputui.recovery.watch.attempt import AttemptWatch, ProcessSnapshot
+from gputui.recovery.watch.activity import ProcessSnapshot
+from gputui.recovery.watch.attempt import AttemptWatch
 from gputui.recovery.watch.rules import Observation
 from gputui.recovery.watch.silence import StepPace, StepProgress
 from gputui.runs.checkpoint_files import list_checkpoints
@@ -41,104 +42,6 @@ PRINTED_LINES = 200
 START_LINES = 3
 JOB_SECONDS = 60.0
 _READ_BYTES = 256 << 10
-
-
-@dataclass(slots=True)
-class SetupChecks:
-    """The checks of one attempt, each of which observes something once. Times are monotonic."""
-
-    metrics_at: float = -math.inf
-    is_start_known: bool = False
-
-    def check(
-        self, context: AgentContext, watch: AttemptWatch, spec: RunSpec, reported: Collection[str]
-    ) -> Iterator[Observation]:
-        """Do the checks that are due; ``reported`` are the kinds that were observed before."""
-        lines = watch.progress.lines
-        resumed_from = watch.record.resumed_from
-        if spec.metrics and not watch.had_lines and "no_metrics" not in reported:
-            yield from self._check_metrics(context, watch, spec)
-        if resumed_from is not None and not self.is_start_known and lines >= START_LINES:
-            self.is_start_known = True
-            yield from _check_checkpoint(context.connection, watch, resumed_from)
-        if (rank := watch.lone_rank) is not None and "no_first_rank" not in reported:
-            text = (
-                f"all of its metrics lines have rank {rank}, and gputui watches and draws those of "
-                "rank 0 or without a rank: let rank 0 write them; if it is no process's rank, such "
-                "as LoRA's, give it another name"
-            )
-            yield Observation("no_first_rank", text=text)
-
-    def _check_metrics(self, context: AgentContext, watch: AttemptWatch, spec: RunSpec) -> Iterator[Observation]:
-        """Observe a run that trains without a metrics line; it would look like one that is
-        starting."""
-        if context.monotonic() < self.metrics_at + METRICS_SECONDS:
-            return
-        record = watch.record
-        run_dir = context.workspace.run_dir(watch.record.run_id)
-        began = record.started_at or record.created_at
-        work = partial(missing_metrics, spec, run_dir, record.number, began)
-        key = JobKey(Purpose.SETUP, record.run_id, record.number)
-        job = context.jobs.ask(key, work, deadline_seconds=JOB_SECONDS)
-        if job is not None:
-            self.metrics_at = context.monotonic()
-            with suppress(OSError):
-                if (text := job.result()) is not None:
-                    yield Observation("no_metrics", text=text)
-
-
-def _check_checkpoint(connection: Connection, watch: AttemptWatch, checkpoint: str) -> Iterator[Observation]:
-    """Observe an attempt that has loaded a later checkpoint than it was given: one that is passed
-    over, perhaps because it was written after a NaN."""
-    record = watch.record
-    attempts = read_attempts(connection, record.run_id)
-    ledger = checkpoints.of_run(connection, record.run_id)
-    loaded = resumptions(attempts, StepLines(connection, record.run_id), ledger)
-    if loaded.get(record.number) == "later":
-        first = next(row.first_step for row in attempts if row.number == record.number)
-        text = (
-            f"steps begin at {first}, after {Path(checkpoint).name} (step {record.resumed_step}), which "
-            "was given: the script found a later one, which gputui had passed over; pass it "
-            "{checkpoint} in the profile's resume, or let it read $GPUTUI_CHECKPOINT"
-        )
-        yield Observation("not_resumed", text=text, since=first)
-
-
-def missing_metrics(spec: RunSpec, run_dir: Path, attempt: int, began: float) -> str | None:
-    """Look for signs that an attempt without a metrics line trains: a checkpoint, or PRINTED_LINES lines of
-    its first rank.
-
-    Args:
-        began: the attempt's start, in UTC unix seconds.
-
-    Returns:
-        A sentence about the first sign; None without one.
-    """
-    paths = [source.path for source in spec.metrics if source.path is not None]
-    files = [str(in_run(path, spec, run_dir)) for path in paths]
-    unread = [f"no metrics line was read from {' or '.join(files)}"] if files else []
-    printed = [source.kind for source in spec.metrics if source.kind in PRINTED_STREAMS]
-    if spec.learns_metrics:
-        unread.append("nothing that it has printed or written looks like metrics")
-    if printed:
-        unread.append(f"nothing in its {printed[0]} matches the patterns of its profile")
-    folder = checkpoint_directory(spec, run_dir)
-    newest = None
-    if folder is not None and spec.checkpoints is not None:
-        with suppress(OSError):
-            newest = next(iter(list_checkpoints(folder, spec.checkpoints.pattern)), None)
-    if newest is not None and newest.modified_ns / 1e9 >= began:
-        return f"it has saved {Path(newest.path).name}, but {' and '.join(unread)}"
-    node_dir = run_dir / "attempts" / str(attempt) / FIRST_NODE
-    outputs = LAUNCHERS[spec.launcher].log_files(node_dir, spec.nproc)
-    # Updates of a progress bar, which end with a carriage return, count too.
-    for output in outputs:
-        with suppress(OSError), open_regular(output) as file:
-            if len(file.read(_READ_BYTES).splitlines()) >= PRINTED_LINES:
-                return f"it has printed {PRINTED_LINES} lines, but {' and '.join(unread)}"
-    return None
-
-
 # Only the newest lines are read, so that a check is short even if lines arrive faster than a
 # thousand a second.
 LINES_PER_LOOK = 2000
@@ -156,6 +59,8 @@ class WatchedAttempt:
         ending: the kind of the observation for which it is being ended.
         stack_dump: the job that dumps its stacks before its end.
         memory_at: the last look at its memory.
+        metrics_at: the last look for signs that it trains without metrics.
+        is_start_known: its first lines were compared with the checkpoint that it was given.
     """
 
     watch: AttemptWatch
@@ -165,7 +70,8 @@ class WatchedAttempt:
     ending: str | None = None
     stack_dump: Job[tuple[int | None, str] | None] | None = None
     memory_at: float = -math.inf
-    setup: SetupChecks = field(default_factory=SetupChecks)
+    metrics_at: float = -math.inf
+    is_start_known: bool = False
 
 
 def begin(connection: Connection, record: Attempt, clock: float, wall: float) -> WatchedAttempt:
@@ -180,8 +86,8 @@ def begin(connection: Connection, record: Attempt, clock: float, wall: float) ->
     pace = StepPace()
     for seconds in earlier_starts(connection, run_id, number):
         pace.add_start(seconds)
-    is_patient = ended_for_hang(connection, run_id, number)
-    watch = AttemptWatch(record, StepProgress(pace), clock, is_patient=is_patient)
+    watch = AttemptWatch(record, StepProgress(pace), clock)
+    watch.activity.is_patient = ended_for_hang(connection, run_id, number)
     watch.begin_metrics(metric_roles(connection, run_id))
     lines, cursor = newest_lines(connection, run_id, {}, HISTORY_LINES)
     for earlier in sorted({line.attempt for line in lines if line.attempt < number}):
@@ -239,3 +145,93 @@ def take_snapshot(processes: Sequence[AttemptProcess], at: float, *, with_connec
     if not ranks and others:
         return ProcessSnapshot(at, {None: others}, [], 1, is_closed, moved_bytes)
     return ProcessSnapshot(at, ranks, others, size, is_closed, moved_bytes)
+
+
+# --- the setup ---------------------------------------------------------------------------------
+
+
+def check_setup(context: AgentContext, watched: WatchedAttempt, spec: RunSpec) -> Iterator[Observation]:
+    """Observe, each once, what is wrong with the setup of an attempt: its metrics, and its checkpoint."""
+    watch = watched.watch
+    resumed_from = watch.record.resumed_from
+    if spec.metrics and not watch.had_lines and "no_metrics" not in watched.reported:
+        yield from _check_metrics(context, watched, spec)
+    if resumed_from is not None and not watched.is_start_known and watch.progress.lines >= START_LINES:
+        watched.is_start_known = True
+        yield from _check_checkpoint(context.connection, watch, resumed_from)
+    if (rank := watch.lone_rank) is not None and "no_first_rank" not in watched.reported:
+        text = (
+            f"all of its metrics lines have rank {rank}, and gputui watches and draws those of "
+            "rank 0 or without a rank: let rank 0 write them; if it is no process's rank, such "
+            "as LoRA's, give it another name"
+        )
+        yield Observation("no_first_rank", text=text)
+
+
+def _check_metrics(context: AgentContext, watched: WatchedAttempt, spec: RunSpec) -> Iterator[Observation]:
+    """Observe a run that trains without a metrics line; it would look like one that is starting."""
+    if context.monotonic() < watched.metrics_at + METRICS_SECONDS:
+        return
+    record = watched.watch.record
+    run_dir = context.workspace.run_dir(record.run_id)
+    began = record.started_at or record.created_at
+    work = partial(missing_metrics, spec, run_dir, record.number, began)
+    key = JobKey(Purpose.SETUP, record.run_id, record.number)
+    job = context.jobs.ask(key, work, deadline_seconds=JOB_SECONDS)
+    if job is not None:
+        watched.metrics_at = context.monotonic()
+        with suppress(OSError):
+            if (text := job.result()) is not None:
+                yield Observation("no_metrics", text=text)
+
+
+def _check_checkpoint(connection: Connection, watch: AttemptWatch, checkpoint: str) -> Iterator[Observation]:
+    """Observe an attempt that has loaded a later checkpoint than it was given: one that is passed
+    over, perhaps because it was written after a NaN."""
+    record = watch.record
+    attempts = read_attempts(connection, record.run_id)
+    ledger = checkpoints.of_run(connection, record.run_id)
+    loaded = resumptions(attempts, StepLines(connection, record.run_id), ledger)
+    if loaded.get(record.number) == "later":
+        first = next(row.first_step for row in attempts if row.number == record.number)
+        text = (
+            f"steps begin at {first}, after {Path(checkpoint).name} (step {record.resumed_step}), which "
+            "was given: the script found a later one, which gputui had passed over; pass it "
+            "{checkpoint} in the profile's resume, or let it read $GPUTUI_CHECKPOINT"
+        )
+        yield Observation("not_resumed", text=text, since=first)
+
+
+def missing_metrics(spec: RunSpec, run_dir: Path, attempt: int, began: float) -> str | None:
+    """Look for signs that an attempt without a metrics line trains: a checkpoint, or PRINTED_LINES lines of
+    its first rank.
+
+    Args:
+        began: the attempt's start, in UTC unix seconds.
+
+    Returns:
+        A sentence about the first sign; None without one.
+    """
+    paths = [source.path for source in spec.metrics if source.path is not None]
+    files = [str(in_run(path, spec, run_dir)) for path in paths]
+    unread = [f"no metrics line was read from {' or '.join(files)}"] if files else []
+    printed = [source.kind for source in spec.metrics if source.kind in PRINTED_STREAMS]
+    if spec.learns_metrics:
+        unread.append("nothing that it has printed or written looks like metrics")
+    if printed:
+        unread.append(f"nothing in its {printed[0]} matches the patterns of its profile")
+    folder = checkpoint_directory(spec, run_dir)
+    newest = None
+    if folder is not None and spec.checkpoints is not None:
+        with suppress(OSError):
+            newest = next(iter(list_checkpoints(folder, spec.checkpoints.pattern)), None)
+    if newest is not None and newest.modified_ns / 1e9 >= began:
+        return f"it has saved {Path(newest.path).name}, but {' and '.join(unread)}"
+    node_dir = run_dir / "attempts" / str(attempt) / FIRST_NODE
+    outputs = LAUNCHERS[spec.launcher].log_files(node_dir, spec.nproc)
+    # Updates of a progress bar, which end with a carriage return, count too.
+    for output in outputs:
+        with suppress(OSError), open_regular(output) as file:
+            if len(file.read(_READ_BYTES).splitlines()) >= PRINTED_LINES:
+                return f"it has printed {PRINTED_LINES} lines, but {' and '.join(unread)}"
+    return None

@@ -171,8 +171,9 @@ def _write_stop(end: _End) -> None:
         if attempt.stop_requested == PHASE_OVER:
             following = run_files.next_phase(connection, spec, attempt)
         if following is not None:
-            params = {**run.params, **following.phase.params}
-            _queue_again(end, params, following.checkpoint, cause=PHASE_OVER, actor="agent")
+            phase_number, checkpoint = following
+            params = {**run.params, **spec.phases[phase_number - 1].params}
+            _queue_again(end, params, checkpoint, cause=PHASE_OVER, actor="agent")
 
 
 def _stop_text(end: _End, cause: str) -> str:

@@ -8,7 +8,7 @@ import logging
 import os
 import sqlite3
 from pathlib import Path, PurePath
-from typing import Any, NamedTuple
+from typing import Any
 
 from msgspec import Struct
 
@@ -26,7 +26,7 @@ from gputui.runs.identity import is_held
 from gputui.runs.launchers import LAUNCHERS
 from gputui.runs.logs import FIRST_NODE
 from gputui.runs.redaction import secrets_of
-from gputui.runs.spec import METRICS_FILE, MetricsSpec, Phase, RunSpec, SpecError
+from gputui.runs.spec import METRICS_FILE, MetricsSpec, RunSpec, SpecError
 from gputui.runs.stored_spec import spec_of
 from gputui.runs.submission import SPEC_FILE, read_spec
 from gputui.store import checkpoints
@@ -149,20 +149,12 @@ def redactor_of(workspace: Workspace, run_id: str) -> Redactor:
     return Redactor(secrets)
 
 
-class NextPhase(NamedTuple):
-    """The next phase (``number`` counts from 1) and the checkpoint to continue from."""
-
-    number: int
-    phase: Phase
-    checkpoint: str
-
-
-def next_phase(connection: sqlite3.Connection, spec: RunSpec, attempt: Attempt) -> NextPhase | None:
+def next_phase(connection: sqlite3.Connection, spec: RunSpec, attempt: Attempt) -> tuple[int, str] | None:
     """The phase after the attempt's, once the attempt has written the checkpoint that ends its phase, or a
     later one. Raises sqlite3.Error.
 
     Returns:
-        None before, and in the last phase.
+        Its number, counted from 1, and the path of the checkpoint to continue from; None before, and in the last phase.
     """
     begun = 0
     if attempt.resumed_from is not None:
@@ -183,5 +175,5 @@ def next_phase(connection: sqlite3.Connection, spec: RunSpec, attempt: Attempt) 
         if step is not None and step >= phase_end
     ]
     if endings:
-        return NextPhase(number + 2, spec.phases[number + 1], min(endings)[1])
+        return number + 2, min(endings)[1]
     return None

@@ -12,7 +12,6 @@ import shutil
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 
@@ -191,16 +190,6 @@ def disk_bytes(folder: Path) -> tuple[int, int]:
     return usage.free, usage.total
 
 
-class StartCheck(NamedTuple):
-    """A scan before an attempt.
-
-    ``replacement`` is the choice of another checkpoint, None if the chosen one is unchanged.
-    """
-
-    scan: CheckpointScan
-    replacement: CheckpointChoice | None
-
-
 def check_before_start(context: AgentContext, run: Run) -> bool:
     """Scan the checkpoint folder of a queued run in a job; True once that is stored. Until then the
     scheduler tries to start the run again, and calls this again.
@@ -218,17 +207,17 @@ def check_before_start(context: AgentContext, run: Run) -> bool:
     if job is None:
         return False
     try:
-        check = job.result()
+        folder_scan, replacement = job.result()
     except OSError as error:
         what = search.folder if path is None else Path(path).name
         reason = f"waits until {what} can be read: {error.strerror or error}"
         repository.set_waiting_for(context.connection, run.run_id, reason)
         return False
-    if check.replacement is not None:
-        _replace_checkpoint(context, run, check.scan.search, check.replacement)
+    if replacement is not None:
+        _replace_checkpoint(context, run, folder_scan.search, replacement)
         return False
     with repository.transaction(context.connection) as connection:
-        write_ledger(connection, check.scan.search, check.scan.rows)
+        write_ledger(connection, folder_scan.search, folder_scan.rows)
     return True
 
 
@@ -250,12 +239,17 @@ def _replace_checkpoint(context: AgentContext, run: Run, search: CheckpointSearc
         give_up(context, run, f"{changed}, and there is no other; {hint}")
 
 
-def start_check(search: CheckpointSearch, resume_from: str | None, now: float) -> StartCheck:
+def start_check(
+    search: CheckpointSearch, resume_from: str | None, now: float
+) -> tuple[CheckpointScan, CheckpointChoice | None]:
     """Scan the folder before an attempt, and choose another checkpoint if the chosen one is gone.
 
     Args:
         resume_from: the path of the chosen checkpoint.
         now: UTC unix seconds.
+
+    Returns:
+        The scan, and the choice of another checkpoint; None if the chosen one is unchanged.
 
     Raises:
         OSError: the chosen checkpoint is gone and some cannot be read now, or `scan` fails.
@@ -263,8 +257,8 @@ def start_check(search: CheckpointSearch, resume_from: str | None, now: float) -
     folder_scan = scan(search, now)
     chosen = next((row for row in newest_first(search.rows) if row.path == resume_from), None)
     if chosen is None or is_unchanged(chosen):
-        return StartCheck(folder_scan, None)
+        return folder_scan, None
     choice = choose(folder_scan.rows, search.attempts, 1, folder=search.folder)
     if choice.unreadable is not None and not choice.is_lost:
         raise OSError(f"{choice.unreadable}; stop it to end the wait")
-    return StartCheck(folder_scan, choice)
+    return folder_scan, choice

@@ -299,7 +299,7 @@ class Supervisor:
                 continue
             following = run_files.next_phase(self.context.connection, spec, live.record)
             if following is not None:
-                why = f"phase {following.number} of {len(spec.phases)} begins"
+                why = f"phase {following[0]} of {len(spec.phases)} begins"
                 with repository.transaction(self.context.connection):
                     self.note_stop(run, intent=PHASE_OVER, actor="agent", at_once=False, reason=why)
                 self.signal_stop(run.run_id, at_once=False)

@@ -38,7 +38,7 @@ def test_a_phase_ends_with_its_checkpoint(connection: sqlite3.Connection) -> Non
     assert next_phase(connection, SPEC, first) is None
     saved(connection, "step_15.pt", 1)
     saved(connection, "step_10.pt", 1)
-    assert next_phase(connection, SPEC, first) == (2, PHASES[1], "/c/step_10.pt")
+    assert next_phase(connection, SPEC, first) == (2, "/c/step_10.pt")
 
 
 def test_an_attempt_is_in_the_phase_of_the_checkpoint_that_it_began_from(connection: sqlite3.Connection) -> None:
@@ -47,5 +47,5 @@ def test_an_attempt_is_in_the_phase_of_the_checkpoint_that_it_began_from(connect
     # What another attempt wrote is of another lineage.
     assert next_phase(connection, SPEC, second) is None
     saved(connection, "step_25.pt", 2)
-    assert next_phase(connection, SPEC, second) == (3, PHASES[2], "/c/step_25.pt")
+    assert next_phase(connection, SPEC, second) == (3, "/c/step_25.pt")
     assert next_phase(connection, SPEC, attempt(connection, 3, "/c/step_20.pt")) is None

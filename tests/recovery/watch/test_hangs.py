@@ -8,7 +8,8 @@ from typing import Any
 from msgspec.structs import replace
 
 from gputui.recovery.stacks import Stack, StackFrame, lagging_rank, location_of
-from gputui.recovery.watch.attempt import AttemptWatch, ProcessSnapshot
+from gputui.recovery.watch.activity import ProcessSnapshot
+from gputui.recovery.watch.attempt import AttemptWatch
 from gputui.recovery.watch.hangs import Doing, GpuActivity, RankActivity, doing, judge
 from gputui.recovery.watch.silence import ProgressSilence, StepPace, StepProgress, silence
 from gputui.runs.process_readings import ProcessReading
@@ -170,9 +171,10 @@ def test_the_verdict_on_a_silence(
 def test_a_hang_is_certain_after_some_looks(quiet: ProgressSilence, worked: bool, until: float) -> None:
     """At a look every two seconds; the first has nothing to be compared with."""
     record = Attempt("r", 1, "running", {}, ("GPU-0", "GPU-1"), {}, 0.0)
-    watch = AttemptWatch(record, StepProgress(StepPace()), 0.0, worked=worked)
+    watch = AttemptWatch(record, StepProgress(StepPace()), 0.0)
+    watch.activity.has_worked = worked
     usual = {uuid: GpuSample(uuid, power_watts=500.0) for uuid in record.gpus}
-    watch.note_power(usual)
+    watch.activity.note_power(usual)
     spins = {"utilization_percent": 100.0, "memory_utilization_percent": 0.0, "power_watts": 200.0}
     samples = {uuid: GpuSample(uuid, **spins) for uuid in record.gpus}
     for at in range(0, 60, 2):
