@@ -80,7 +80,7 @@ def _look(workspace: Workspace, connection: sqlite3.Connection, gpus: int, looks
         line = WatchedLine(1, None, step, began + at, None, values, began + at)
         watched.watch.take([line], at, began + at)
         before = time.process_time()
-        alerting.turn()
+        alerting.poll()
         spent.append(time.process_time() - before)
     raised = connection.execute("SELECT count(*) FROM alerts").fetchone()[0]
     assert raised == 0, "a healthy machine raises nothing"

@@ -71,7 +71,7 @@ class Child:
         """True if it was started or adopted, and its end was not noticed yet."""
         return self.process is not None or self.adopted is not None
 
-    def turn(self, now: float) -> str | None:
+    def poll(self, now: float) -> str | None:
         """Follow the process, or start one that is due.
 
         Args:
@@ -190,7 +190,7 @@ class Sinks:
         log_file = state / exporter.LOG_FILE
         self.child = Child("gputui.reports.export.exporter", arguments, lock, log_file, SINK_DELAYS_SECONDS)
 
-    def turn(self) -> None:
+    def poll(self) -> None:
         """Start or restart the process if it is needed; called once a second. Raises
         sqlite3.Error."""
         context = self.context
@@ -202,7 +202,7 @@ class Sinks:
         was_adopted = child.adopted is not None
         if not (was_running or self.is_needed):
             return
-        problem = child.turn(context.monotonic())
+        problem = child.poll(context.monotonic())
         if child.is_running and not was_running:
             # It finds all that there is until now.
             self.is_needed = False
@@ -247,7 +247,7 @@ class Studies:
         # Failures are counted anew.
         self.context.connection.execute("UPDATE studies SET problem = NULL WHERE problem IS NOT NULL")
 
-    def turn(self) -> None:
+    def poll(self) -> None:
         """Start and restart what is due; called once a second. Raises sqlite3.Error."""
         needed: dict[str, str] = dict(self.context.connection.execute(_NEEDED).fetchall())
         for study_id, state in needed.items():
@@ -262,7 +262,7 @@ class Studies:
                 child.failures = 0
                 problem = None
             else:
-                problem = child.turn(self.context.monotonic())
+                problem = child.poll(self.context.monotonic())
             if problem is not None:
                 self._note_failure(study_id, child, problem)
             elif not child.failures and self.reported.pop(study_id, None) is not None:

@@ -65,7 +65,7 @@ class AgentContext(Struct, frozen=True):
         now: UTC unix seconds.
         monotonic: seconds, for durations.
         wake: starts the next turn of the loop; callable from any thread.
-        turn: the time that is left of this turn.
+        budget: the time that is left of this turn.
         recorder: the current state of GPUs and host.
         janitor: tidies the store beside the loop.
     """
@@ -75,7 +75,7 @@ class AgentContext(Struct, frozen=True):
     now: Callable[[], float]
     monotonic: Callable[[], float]
     wake: Callable[[], None]
-    turn: TurnBudget
+    budget: TurnBudget
     jobs: Jobs
     recorder: Recorder
     janitor: Janitor
@@ -133,7 +133,7 @@ class AgentContext(Struct, frozen=True):
             now=now,
             monotonic=monotonic,
             wake=wake,
-            turn=TurnBudget(monotonic),
+            budget=TurnBudget(monotonic),
             jobs=jobs,
             recorder=recorder,
             janitor=Janitor(workspace, recorder, interval_seconds, now),

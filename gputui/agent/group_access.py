@@ -31,7 +31,7 @@ class GroupAccess:
     def __post_init__(self) -> None:
         self.file = SettingsFile(self.context.workspace.record, load_group)
 
-    def turn(self) -> None:
+    def poll(self) -> None:
         """Follow the file, and share what is new. A mistake in the file changes nothing. Raises
         sqlite3.Error."""
         workspace = self.context.workspace

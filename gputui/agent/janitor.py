@@ -196,13 +196,13 @@ class Janitor:
         # Spans are rolled up only when all their samples are stored. Deletion goes on: it may make
         # room.
         if not self.recorder.is_waiting:
-            is_more = Rollups(self.connection, self.interval_seconds, self.write).turn(wall)
+            is_more = Rollups(self.connection, self.interval_seconds, self.write).roll_up(wall)
             if self._is_due("energy", ENERGY_SECONDS):
                 with self.write():
                     add_energy_readings(self.connection, wall)
         if self._is_due("pruning", PRUNE_SECONDS):
             self._follow_file()
-            if Pruning(self.connection, self.write).turn(self.retention, wall):
+            if Pruning(self.connection, self.write).prune(self.retention, wall):
                 is_more = True
                 del self._due["pruning"]
             else:

@@ -87,7 +87,7 @@ class Job(Generic[T]):
     @property
     def is_over(self) -> bool:
         """True if the work has returned or raised, or its deadline has passed."""
-        self.jobs.turn()
+        self.jobs.poll()
         return self.future.done()
 
     def result(self) -> T:
@@ -140,7 +140,7 @@ class Jobs:
             self._waiting.appendleft(job)
         else:
             self._waiting.append(job)
-        self.turn()
+        self.poll()
         return job
 
     def running(self) -> list[str]:
@@ -153,7 +153,7 @@ class Jobs:
         A job that is returned is forgotten, and so is one whose result was not asked for within KEPT_SECONDS: the
         next call starts another.
         """
-        self.turn()
+        self.poll()
         job = self._asked.get(key)
         if job is None:
             self._asked[key] = self.start(key.name, work, deadline_seconds=deadline_seconds)
@@ -168,10 +168,10 @@ class Jobs:
 
     @property
     def is_busy(self) -> bool:
-        self.turn()
+        self.poll()
         return bool(self._waiting) or any(not job.future.done() for job in self._started)
 
-    def turn(self) -> None:
+    def poll(self) -> None:
         """Fail jobs past their deadline and start waiting ones. Cheap; called in each turn."""
         now = self.clock()
         young = 0

@@ -132,7 +132,7 @@ class LogBounds:
     quota: Quota = field(default_factory=Quota)
     next_at: float = 0.0
 
-    def turn(self, now: float, attempts: Iterable[Attempt]) -> None:
+    def poll(self, now: float, attempts: Iterable[Attempt]) -> None:
         """Report the results of the last check, and start another if it is due; ``now`` is
         monotonic. Raises sqlite3.Error."""
         if now < self.next_at:

@@ -204,10 +204,10 @@ class Agent:
                 if self.context.ingest.has_answers():
                     self._hasten("metrics", self.context.monotonic())
             barrier.begin_turn()
-            self.context.turn.begin()
+            self.context.budget.begin()
             try:
                 with self.context.janitor.writing:
-                    self._turn(ready)
+                    self._run_once(ready)
             except sqlite3.OperationalError as error:
                 # Another process holds the lock: nothing was changed, everything is tried again.
                 roll_back(self.context.connection)
@@ -215,7 +215,7 @@ class Agent:
             barrier.end_turn()
             self._pause(barrier.unwritable, has_skipped_step=barrier.has_skipped_step)
 
-    def _turn(self, ready: set[int]) -> None:
+    def _run_once(self, ready: set[int]) -> None:
         """One turn: ends of attempts, samples, metrics, commands, then runs and upkeep. Each part
         fails alone. Raises sqlite3.OperationalError if the database is locked."""
         barrier = self.supervisor.barrier
@@ -241,7 +241,7 @@ class Agent:
             if barrier.run("commands", partial(dispatch.answer_all, self.supervisor)):
                 self._needed_at = now
         self.supervisor.advance()
-        if soon >= due_times["maintenance"] and self.context.turn.postpones("maintenance"):
+        if soon >= due_times["maintenance"] and self.context.budget.postpones("maintenance"):
             due_times["maintenance"] = now
         elif soon >= due_times["maintenance"]:
             due_times["maintenance"] = now + MAINTENANCE_SECONDS
@@ -307,7 +307,7 @@ class Agent:
     def _note_gpus(self) -> None:
         """Store which GPUs others hold, and which this home uses."""
         self.supervisor.barrier.run("the locks of GPUs", self.supervisor.admission.note_locks)
-        self.supervisor.barrier.run("the choice of GPUs", self.supervisor.used_gpus.turn)
+        self.supervisor.barrier.run("the choice of GPUs", self.supervisor.used_gpus.poll)
 
     def _pump(self) -> bool:
         if self.context.janitor.is_log_late:
@@ -327,12 +327,12 @@ class Agent:
         barrier = self.supervisor.barrier
         living = [live.record for live in self.supervisor.attempts.values()]
         barrier.run("the sampler", lambda: self._watch_sampler(now))
-        barrier.run("maintenance", lambda: self.maintenance.turn(now, living))
-        barrier.run("group access", self.group_access.turn)
-        barrier.run("alerts", self.alert_evaluation.turn)
-        barrier.run("exports", self.sinks.turn)
-        barrier.run("studies", self.studies.turn)
-        barrier.run("news", self.news.turn)
+        barrier.run("maintenance", lambda: self.maintenance.poll(now, living))
+        barrier.run("group access", self.group_access.poll)
+        barrier.run("alerts", self.alert_evaluation.poll)
+        barrier.run("exports", self.sinks.poll)
+        barrier.run("studies", self.studies.poll)
+        barrier.run("news", self.news.poll)
         # Preconditions of queued runs (disk space, a file, a GPU) change without notice.
         self.supervisor.needs_schedule = True
         barrier.run("the janitor", self.context.janitor.call)

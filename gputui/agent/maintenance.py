@@ -55,12 +55,12 @@ class Maintenance:
             text = f"{end.problem}: {end.remedy}"
             self.context.note("logout_ends_agent", text, severity="warning")
 
-    def turn(self, now: float, living: Iterable[Attempt]) -> None:
+    def poll(self, now: float, living: Iterable[Attempt]) -> None:
         """Do what is due; ``now`` is monotonic, ``living`` are the attempts that run. Raises
         sqlite3.Error."""
-        self.orphans.turn(now)
-        self.log_bounds.turn(now, living)
-        self.run_sizes.turn(now)
+        self.orphans.poll(now)
+        self.log_bounds.poll(now, living)
+        self.run_sizes.poll(now)
         if now >= self.files_at:
             self.files_at = now + FILES_SECONDS
             rotate(self.context.workspace.agent_log)
@@ -96,7 +96,7 @@ class OrphanWatch:
     next_at: float = 0.0
     unclaimed: set[ProcessIdentity] = field(default_factory=set)
 
-    def turn(self, now: float) -> None:
+    def poll(self, now: float) -> None:
         """Start a scan if it is due, and report its results; ``now`` is monotonic. Raises
         sqlite3.Error, or OSError if procfs cannot be read."""
         if now < self.next_at:
@@ -135,7 +135,7 @@ class RunSizes:
     next_at: float = 0.0
     unreadable: set[tuple[str, float]] = field(default_factory=set)
 
-    def turn(self, now: float) -> None:
+    def poll(self, now: float) -> None:
         """Store what was measured, and look for more; ``now`` is monotonic. Raises sqlite3.Error."""
         if now < self.next_at:
             return

@@ -83,10 +83,10 @@ def test_a_colleague_reads_a_shared_home_and_nothing_that_is_secret(
         with closing(open_reader(workspace.database)) as reader:
             return [run_id for (run_id,) in reader.execute("SELECT run_id FROM runs ORDER BY run_id")]
 
-    access.turn()
+    access.poll()
     assert as_another(GROUP.gr_gid, runs) == "PermissionError"
     workspace.record.write_text(f"group: {GROUP.gr_name}\n")
-    access.turn()
+    access.poll()
     # Beside the agent, whose newest commits are in its log, and when nobody writes.
     add_run(connection, "b-1", workspace=workspace)
     assert as_another(GROUP.gr_gid, runs) == ["a-1", "b-1"]
@@ -101,7 +101,7 @@ def test_a_colleague_reads_a_shared_home_and_nothing_that_is_secret(
     # A view of the owner leaves it so, a mistake too; without the line it is private again.
     workspace.create()
     workspace.record.write_text("group: no-such-group\n")
-    access.turn()
+    access.poll()
     connection.close()
     assert as_another(GROUP.gr_gid, runs) == ["a-1", "b-1"]
     assert as_another(GROUP.gr_gid, lambda: is_fixed(workspace.database))
@@ -150,10 +150,10 @@ def test_a_checkout_whose_state_is_anothers_is_no_home(monkeypatch: pytest.Monke
 def test_a_home_is_private_again_without_the_line(workspace: Workspace, connection: sqlite3.Connection) -> None:
     workspace.record.write_text(f"group: {GROUP.gr_name}\n")
     access = GroupAccess(AgentContext.of(connection, workspace, wake=lambda: None, now=lambda: NOW))
-    access.turn()
+    access.poll()
     assert [stat.S_IMODE(path.stat().st_mode) for path in (workspace.state, workspace.database)] == [0o2750, 0o640]
     workspace.record.write_text("raw: 2d\n")
-    access.turn()
+    access.poll()
     assert [stat.S_IMODE(path.stat().st_mode) & 0o777 for path in (workspace.state, workspace.runs)] == [0o700] * 2
     assert read_events(connection) == []
 
@@ -162,8 +162,8 @@ def test_a_group_that_the_owner_is_not_in_is_refused_with_an_event(workspace: Wo
     def turn() -> list[str | None]:
         with closing(open_store(workspace.database)) as connection:
             access = GroupAccess(AgentContext.of(connection, workspace, wake=lambda: None, now=lambda: NOW))
-            access.turn()
-            access.turn()
+            access.poll()
+            access.poll()
             return [event.kind for event in read_events(connection)]
 
     workspace.record.write_text(f"group: {GROUP.gr_name}\n")

@@ -84,9 +84,9 @@ def test_a_log_that_is_written_on_loses_its_middle_and_nothing_else(tmp_path: Pa
 
 
 def looked(bounds: LogBounds, now: float, number: int) -> None:
-    bounds.turn(now, [Attempt("job-1", number, "running", {}, (), {}, 0.0)])
+    bounds.poll(now, [Attempt("job-1", number, "running", {}, (), {}, 0.0)])
     wait_until(lambda: not bounds.context.jobs.is_busy, what="the look")
-    bounds.turn(now, [])
+    bounds.poll(now, [])
 
 
 def test_the_agent_tells_what_it_dropped_once(workspace: Workspace, connection: sqlite3.Connection) -> None:
@@ -180,7 +180,7 @@ def measured(sizes: RunSizes, run_id: str = "a-1") -> int | None:
     begin = sizes.next_at
 
     def look() -> bool:
-        sizes.turn(begin)
+        sizes.poll(begin)
         return sizes.next_at > begin
 
     wait_until(look, what="the end of a look")

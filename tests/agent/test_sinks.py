@@ -33,7 +33,7 @@ class SinksHome(Home):
 
     def later(self, agent: Sinks) -> None:
         self.pass_time(max(SINK_DELAYS_SECONDS) + 1)
-        agent.turn()
+        agent.poll()
 
 
 @pytest.fixture
@@ -48,14 +48,14 @@ def test_one_process_while_a_run_has_sinks_and_none_without(home: SinksHome) -> 
     home.later(agent)
     assert not home.started and not agent.is_busy()
     home.transition("net-1", None, "running", "", 0)
-    agent.turn()
+    agent.poll()
     assert len(home.started) == 1 and "gputui.reports.export.exporter" in home.started[0].argv
     home.transition("net-1", None, "running", "", 0)  # a run that begins while it ends is not missed
     home.later(agent)
     for expected in (2, 2):
         assert len(home.started) <= expected and agent.is_busy()
         home.started[-1].end()
-        agent.turn()
+        agent.poll()
         home.later(agent)
     assert len(home.started) == 2 and not agent.is_busy()
 
@@ -72,11 +72,11 @@ def test_what_is_complete_starts_none(home: SinksHome) -> None:
 def test_a_failure_is_told_once_and_does_not_keep_an_agent_that_nobody_needs(home: SinksHome) -> None:
     agent = home.next_agent()
     home.transition("net-1", None, "running", "", 0)
-    agent.turn()
+    agent.poll()
     for _ in range(4):
         assert agent.is_busy()
         home.started[-1].end("no room")
-        agent.turn()
+        agent.poll()
         is_busy = agent.is_busy()
         home.later(agent)
     assert not is_busy and len(home.started) == 5

@@ -99,9 +99,9 @@ def test_the_agent_tells_each_orphan_once(machine: Machine, leave: Leave) -> Non
 
 def look(watch: OrphanWatch, now: float) -> None:
     """A turn, and the one in which what its job has found is taken."""
-    watch.turn(now)
+    watch.poll(now)
     wait_until(lambda: not watch.context.jobs.is_busy, 60, "the scan")
-    watch.turn(now)
+    watch.poll(now)
 
 
 def process(run_id: str, attempt: int | None) -> MarkedProcess:

@@ -121,7 +121,7 @@ class AlertEvaluation:
             self.ids[key] = view.alert_id
         self.engine.adopt(self.ids)
 
-    def turn(self) -> None:
+    def poll(self) -> None:
         """Evaluate the rules; called once a second. Raises sqlite3.OperationalError if the database
         cannot be written; the changes are kept for the next turn."""
         self._follow_file()

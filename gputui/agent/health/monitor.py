@@ -70,7 +70,7 @@ class HealthMonitor:
     waiting: list[LiveAttempt] = field(default_factory=list)
     shared: frozenset[str] = frozenset()
 
-    def turn(self, living: Collection[LiveAttempt]) -> None:
+    def poll(self, living: Collection[LiveAttempt]) -> None:
         """Check the live attempts that are due, until the turn is spent. Raises sqlite3.Error."""
         for attempt in living:
             if attempt.watched is not None and attempt.watched.stack_dump is not None:
@@ -94,7 +94,7 @@ class HealthMonitor:
                 continue
             with self.barrier.guard(name, is_run=False):
                 self._check(attempt)
-            if self.context.turn.is_spent():
+            if self.context.budget.is_spent():
                 break
 
     def _check(self, attempt: LiveAttempt) -> None:

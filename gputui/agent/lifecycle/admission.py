@@ -81,7 +81,7 @@ class Admission:
         """The availability of each GPU, or None before the first inventory."""
         return gpu_availability(self.context, self.holds.uuids(), self.locks.holder)
 
-    def turn(self) -> bool:
+    def poll(self) -> bool:
         """Start as many runs as a turn has time for, and store what the others wait for. True if
         none is left that may start. Raises sqlite3.Error."""
         context = self.context
@@ -105,7 +105,7 @@ class Admission:
         for outcome in outcomes:
             run_id = outcome.run.run_id
             if isinstance(outcome, Start):
-                if is_one_started and context.turn.is_spent():
+                if is_one_started and context.budget.is_spent():
                     is_done = False
                 elif not self.barrier.is_resting(run_id):
                     is_one_started = True

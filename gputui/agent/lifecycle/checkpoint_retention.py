@@ -53,7 +53,7 @@ class CheckpointRetention:
         """Look at a run in the next turn: its checkpoints were scanned, or it is over."""
         self.noted.add(run_id)
 
-    def turn(self) -> None:
+    def poll(self) -> None:
         """Store what was removed, and remove what may go. Raises sqlite3.Error."""
         for run_id, (keep, job) in list(self.jobs.items()):
             if job.is_over:

@@ -310,7 +310,7 @@ class CheckpointSurveys:
         """Scan for an attempt's checkpoints in the next turn."""
         self._watches.setdefault((run_id, number), _Watch()).due_at = -math.inf
 
-    def turn(self, living: Collection[LiveAttempt]) -> None:
+    def poll(self, living: Collection[LiveAttempt]) -> None:
         """Store finished scans and start those that are due, the longest waiting first, until the
         turn is spent. Raises sqlite3.Error."""
         now = self.context.monotonic()
@@ -321,7 +321,7 @@ class CheckpointSurveys:
             if now < watch.due_at:
                 break
             self._scan(watch, run_id, number)
-            if self.context.turn.is_spent():
+            if self.context.budget.is_spent():
                 break
 
     def _scan(self, watch: _Watch, run_id: str, number: int) -> None:

@@ -98,7 +98,7 @@ class UsedGpus:
     def __post_init__(self) -> None:
         self.file = SettingsFile(self.context.workspace.gpus, load_used_gpus)
 
-    def turn(self) -> None:
+    def poll(self) -> None:
         """Store which GPUs the file excludes, if it or the GPUs have changed. An invalid one changes
         nothing. Raises sqlite3.Error."""
         version = self.file.newer()
@@ -198,7 +198,7 @@ class GpuHolds:
         """Monotonic time of the next check, infinite without held GPUs."""
         return min((entry.due_at for entry in self.entries), default=math.inf)
 
-    def turn(self) -> bool:
+    def poll(self) -> bool:
         """Release the GPUs that are free; True if there was one. Raises sqlite3.Error."""
         context = self.context
         now = self.context.monotonic()

@@ -309,7 +309,7 @@ class SourceSearches:
     context: AgentContext
     _watches: dict[tuple[str, int], _Watch] = field(default_factory=dict)
 
-    def turn(self, living: Collection[LiveAttempt]) -> None:
+    def poll(self, living: Collection[LiveAttempt]) -> None:
         """Register what finished looks have found, and start those that are due. Raises sqlite3.Error."""
         now = self.context.monotonic()
         for attempt in living:
@@ -324,7 +324,7 @@ class SourceSearches:
                     if rival is not attempt and overlap(self._workdir(rival), watch.search.workdir)
                 }
                 self._look(watch, attempt)
-            if self.context.turn.is_spent():
+            if self.context.budget.is_spent():
                 break
 
     def conclude(self, attempt: LiveAttempt) -> bool:

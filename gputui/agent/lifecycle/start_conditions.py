@@ -58,7 +58,7 @@ class RecoveryWaits:
     next_due: float = -math.inf
     _polled_at: float = -math.inf
 
-    def turn(self) -> bool:
+    def poll(self) -> bool:
         """End the waits that are over; True if there was one. Raises sqlite3.Error."""
         connection = self.context.connection
         now = self.context.monotonic()

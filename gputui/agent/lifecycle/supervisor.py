@@ -183,7 +183,7 @@ class Supervisor:
         attempt.executor.watch(self.selector)
         self.attempts[attempt.record.run_id] = attempt
 
-    def turn(self) -> None:
+    def poll(self) -> None:
         """Do everything that is due; cheap if nothing changed."""
         self.barrier.run("noticing ends", self.notice_ends)
         self.advance()
@@ -208,7 +208,7 @@ class Supervisor:
             while waiting:
                 error = self._step_alone(waiting.pop(), read_until)
                 first = first or error
-                if self.context.turn.is_spent():
+                if self.context.budget.is_spent():
                     break
         if first is not None:
             raise first
@@ -264,26 +264,26 @@ class Supervisor:
         """Act on the state of all runs, part by part. Raises sqlite3.Error if nothing can be
         written."""
         barrier = self.barrier
-        self.context.jobs.turn()
+        self.context.jobs.poll()
         running = self.running()
-        barrier.run("watching", lambda: self.health.turn(running))
-        barrier.run("checkpoints", lambda: self.surveys.turn(running))
-        barrier.run("old checkpoints", self.retention.turn)
-        barrier.run("files with metrics", lambda: self.searches.turn(running))
+        barrier.run("watching", lambda: self.health.poll(running))
+        barrier.run("checkpoints", lambda: self.surveys.poll(running))
+        barrier.run("old checkpoints", self.retention.poll)
+        barrier.run("files with metrics", lambda: self.searches.poll(running))
         barrier.run("phases", lambda: self._end_phases(running))
         barrier.run("time limits", lambda: self._end_at_limits(running))
         is_due = (
-            barrier.run("held GPUs", self.holds.turn),
-            barrier.run("waits", self.waits.turn),
+            barrier.run("held GPUs", self.holds.poll),
+            barrier.run("waits", self.waits.poll),
             self.context.jobs.has_news,
         )
         self.context.jobs.has_news = False
         self.needs_schedule = self.needs_schedule or any(is_due)
-        if self.needs_schedule and self.context.turn.postpones("starting"):
+        if self.needs_schedule and self.context.budget.postpones("starting"):
             self.has_more_to_start = True
         elif self.needs_schedule:
             self.needs_schedule = False
-            is_done = barrier.run("starting", self.admission.turn)
+            is_done = barrier.run("starting", self.admission.poll)
             self.has_more_to_start = is_done is False
             # A part that failed is tried again in the next turn.
             self.needs_schedule = not is_done

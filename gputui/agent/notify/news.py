@@ -60,7 +60,7 @@ class News:
             notices.skip_news(self.context.connection, self.context.now())
         self.outbox.begin()
 
-    def turn(self) -> None:
+    def poll(self) -> None:
         """Make messages of what is new, and send those that are due; called once a second. Raises
         sqlite3.Error."""
         self._follow_file()
@@ -85,7 +85,7 @@ class News:
                     self._put(messages.queue_empty(ended, self.host), now)
                     next_cursor = replace(next_cursor, queue_empty_at=now)
                 notices.write_cursor(connection, next_cursor)
-        self.outbox.turn({recipient.digest: recipient for recipient in self.recipients})
+        self.outbox.poll({recipient.digest: recipient for recipient in self.recipients})
 
     def _follow_file(self) -> None:
         """Take the recipients of the file if it has changed; an invalid one leaves them unchanged."""

@@ -49,7 +49,7 @@ class Outbox:
         names = [path.name for path in self.context.workspace.notices.iterdir() if path.name.isdigit()]
         self.senders.update(dict.fromkeys(map(int, names)))
 
-    def turn(self, recipients: Mapping[str, Recipient]) -> None:
+    def poll(self, recipients: Mapping[str, Recipient]) -> None:
         """Store results, and start to send what is due. ``recipients`` are by digest. Raises
         sqlite3.Error."""
         self.take_results()

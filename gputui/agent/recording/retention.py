@@ -55,7 +55,7 @@ class Pruning(NamedTuple):
     connection: sqlite3.Connection
     write: Write
 
-    def turn(self, retention: Retention, now: float) -> bool:
+    def prune(self, retention: Retention, now: float) -> bool:
         """Delete one slice; False if there is nothing to delete. ``now`` is UTC unix seconds.
         Raises sqlite3.Error."""
         return any(self._delete_slice(cut) for cut in self._cuts(retention, now))

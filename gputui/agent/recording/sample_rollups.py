@@ -42,7 +42,7 @@ class Rollups:
     interval_seconds: float
     write: Write
 
-    def turn(self, now: float) -> bool:
+    def roll_up(self, now: float) -> bool:
         """Roll up at most an hour of each source that is over by ``now`` (UTC unix seconds); True
         if more are left. Raises sqlite3.Error without a partial change."""
         # A span's energy needs the first counter reading after it.

@@ -3,7 +3,7 @@ forwards a stop, and writes exit.json at the end.
 
 It may be killed at any line: its successor continues from the attempt's folder.
 On the target the shim runs in ``attempts/<n>/remote``, so that its records are not taken for the
-runner's own. Read first: `RemoteRunner.run`, then `RemoteRunner.turn`. What is known, in the order in which
+runner's own. Read first: `RemoteRunner.run`, then `RemoteRunner.poll`. What is known, in the order in which
 it is written:
 
     submit.json      the token of the one submission; is_accepted: without the job's number
@@ -180,7 +180,7 @@ class RemoteRunner(ABC):
         if (self.folder / "exit.json").exists():
             return
         self.note_start(None)
-        while not self.turn():
+        while not self.poll():
             self.wait(LOOK_SECONDS)
         if self.stop is None:
             shim.start_agent(self.plan.get("agent"))
@@ -197,7 +197,7 @@ class RemoteRunner(ABC):
             self.due = 0.0
             self.failures = 0
 
-    def turn(self) -> bool:
+    def poll(self) -> bool:
         """Do what is due; True once the attempt is over."""
         now = time.monotonic()
         asked_at = time.time()

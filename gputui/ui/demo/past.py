@@ -370,7 +370,7 @@ class DemoPast:
             if number % 100 == 99:
                 recorder.flush()
             if at >= recent:
-                alerts.turn()
+                alerts.poll()
         recorder.flush()
 
 

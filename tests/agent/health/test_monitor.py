@@ -78,7 +78,7 @@ class MonitoredHome(WatchedHome):
 
     def look(self) -> None:
         self.pass_time(2.0)
-        self.monitor.turn([self.live])
+        self.monitor.poll([self.live])
 
     def lines(self, *lines: dict[str, Any]) -> None:
         for line in lines:

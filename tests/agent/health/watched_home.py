@@ -71,7 +71,7 @@ class WatchedHome(Home):
                 self.recorder.take([FastTick(self.now, (sample,))])
             if host:
                 self.recorder.take([HostSample(self.now, **host)])
-            self.alert_evaluation.turn()
+            self.alert_evaluation.poll()
 
     def lasting(self) -> list[str]:
         return [view.rule for view in alerts.lasting(self.connection)]

@@ -69,7 +69,7 @@ class WaitingHome(Home):
 
     def turn(self, after_seconds: float = 0.0) -> None:
         self.uptime += after_seconds
-        self.admission.turn()
+        self.admission.poll()
 
 
 @pytest.fixture

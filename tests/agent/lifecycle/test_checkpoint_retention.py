@@ -47,9 +47,9 @@ class KeptHome(CheckpointHome):
     def prune(self) -> None:
         """Let the agent look at the run after a scan, until it has removed what it will."""
         self.retention.note_scan("a-1")
-        self.retention.turn()
+        self.retention.poll()
         wait_until(lambda: all(job.is_over for _, job in self.retention.jobs.values()), what="the removal")
-        self.retention.turn()
+        self.retention.poll()
 
     def saves(self, *steps: int, metric: str = "loss", values: dict[int, float] | None = None) -> None:
         """Save at each step after a line of it, with a scan each."""

@@ -101,7 +101,7 @@ def test_the_gpus_of_this_home_are_chosen_by_its_file_and_a_mistake_changes_noth
         workspace.gpus.unlink(missing_ok=True)
         if text is not None:
             workspace.gpus.write_text(text)
-        used.turn()
+        used.poll()
         return excluded(connection)
 
     assert unused(None) == set()
@@ -116,7 +116,7 @@ def test_the_gpus_of_this_home_are_chosen_by_its_file_and_a_mistake_changes_noth
     assert unused("use: [2]") == {"GPU-0", "GPU-1"}
     context.recorder.take([Inventory(NOW, "nvml", "580.95", (*facts, GpuFacts("GPU-3", 3, "H200")))])
     context.recorder.flush()
-    used.turn()
+    used.poll()
     assert excluded(connection) == {"GPU-0", "GPU-1", "GPU-3"}
     assert unused(None) == set()
 
@@ -141,17 +141,17 @@ def test_a_process_that_cannot_be_killed_holds_its_gpus_until_it_is_gone(
         holds.begin("a-1", 1, ["GPU-1"])
         for _ in range(3):
             clock[0] += LOOK_SECONDS + 1
-            assert not holds.turn()
+            assert not holds.poll()
         assert holds.uuids() == {"GPU-1"} and holds.next_due() == clock[0] + LOOK_SECONDS
         # The next attempt had another GPU, and ends too.
         holds.begin("a-1", 2, ["GPU-2"])
         assert holds.uuids() == {"GPU-1", "GPU-2"}
         clock[0] += LOOK_SECONDS + 1
-        assert holds.turn() and holds.uuids() == {"GPU-1"}
+        assert holds.poll() and holds.uuids() == {"GPU-1"}
         assert repository.leases(connection) == {"GPU-1": (("a-1",), None, {})}
         process.kill()
     clock[0] += LOOK_SECONDS + 1
-    assert holds.turn() and holds.next_due() == math.inf
+    assert holds.poll() and holds.next_due() == math.inf
     assert repository.leases(connection) == {}
     ((kind, message),) = connection.execute("SELECT kind, message FROM events WHERE run_id = 'a-1'").fetchall()
     assert kind == "gpus_released" and mentions(message, "attempt 1", "GPU-1")

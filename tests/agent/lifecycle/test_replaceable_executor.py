@@ -62,16 +62,16 @@ class CourierHome(Home):
         return executor[0]
 
     def state(self) -> str:
-        self.supervisor.turn()
+        self.supervisor.poll()
         return self.run_of().state
 
     def placement(self) -> PlacementView | None:
         self.uptime += REPORTS_SECONDS
-        self.supervisor.turn()
+        self.supervisor.poll()
         return read_runs(self.connection)[-1].placement
 
     def is_served_by_another(self, pid: int) -> bool:
-        self.supervisor.turn()
+        self.supervisor.poll()
         return self.pid() != pid
 
 
@@ -88,7 +88,7 @@ def home(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cour
 
 
 def test_one_that_is_killed_finds_its_job_again(home: CourierHome) -> None:
-    home.supervisor.turn()
+    home.supervisor.poll()
     wait_until(lambda: home.placement() is not None and home.newest().started_at is not None, what="the start")
     first = home.pid()
     os.kill(first, signal.SIGKILL)

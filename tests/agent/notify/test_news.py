@@ -58,7 +58,7 @@ class NewsHome(Home):
         """The events of the messages that are new after a turn."""
         before = self.value("SELECT coalesce(max(notice_id), 0) FROM notices")
         self.now += 1
-        self.news.turn()
+        self.news.poll()
         return [message.event for notice_id, message in self.messages() if notice_id > before]
 
     def messages(self) -> list[tuple[int, Message]]:
@@ -72,7 +72,7 @@ class NewsHome(Home):
 
 
 class _NoOutbox(Outbox):
-    def turn(self, recipients: object) -> None:
+    def poll(self, recipients: object) -> None:
         """Send nothing."""
 
 

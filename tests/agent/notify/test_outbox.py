@@ -58,7 +58,7 @@ class OutboxHome(Home):
 
     def turn(self, *, sends: bool) -> None:
         """One turn, and if something is sent another one that sees how it ended."""
-        self.outbox.turn(self.recipients)
+        self.outbox.poll(self.recipients)
         assert bool(self.outbox.senders) == sends
         if sends:
             self.settle()
@@ -120,12 +120,12 @@ def test_what_fails_is_tried_later_and_later_and_given_up_after_a_day(home: Outb
 
 def test_what_a_dead_agent_was_sending_is_sent_once(home: OutboxHome) -> None:
     (home.folder / "wait").touch()
-    home.outbox.turn(home.recipients)
+    home.outbox.poll(home.recipients)
     wait_until((home.folder / "begun").exists, what="the sender")
     home.outbox.close()
     for _ in range(3):
         home.outbox = home.another()
-        home.outbox.turn(home.recipients)
+        home.outbox.poll(home.recipients)
     (home.folder / "wait").unlink()
     home.settle()
     home.turn(sends=False)
@@ -134,7 +134,7 @@ def test_what_a_dead_agent_was_sending_is_sent_once(home: OutboxHome) -> None:
 
 def test_what_a_killed_sender_did_not_send_is_sent_again(home: OutboxHome) -> None:
     (home.folder / "wait").touch()
-    home.outbox.turn(home.recipients)
+    home.outbox.poll(home.recipients)
     wait_until((home.folder / "begun").exists, what="the command")
     (sender,) = home.outbox.senders.values()
     assert sender is not None
@@ -172,7 +172,7 @@ def test_a_service_that_does_not_answer_is_told_once(workspace: Workspace) -> No
 
 
 def test_a_recipient_that_is_no_longer_named_is_not_told(home: OutboxHome) -> None:
-    home.outbox.turn({})
+    home.outbox.poll({})
     assert home.told() == [] and home.events() == [("notice_failed", "error")]
     assert mentions(read_events(home.connection)[0].message, "notify.yaml")
     assert not notices.is_owing(home.connection)

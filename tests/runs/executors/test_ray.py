@@ -51,7 +51,7 @@ def ray_attempt(tmp_path: Path, **target: Any) -> Path:
 
 def ray_turn(runner: RayRunner) -> bool:
     runner.due = 0.0
-    return runner.turn()
+    return runner.poll()
 
 
 def test_a_stop_ends_what_a_cluster_that_does_not_answer_never_got(tmp_path: Path) -> None:

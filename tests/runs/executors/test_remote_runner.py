@@ -89,7 +89,7 @@ def folder(tmp_path: Path) -> Path:
 
 def turn(runner: RemoteRunner) -> bool:
     runner.due = 0.0
-    return runner.turn()
+    return runner.poll()
 
 
 def end_of(runner: RemoteRunner, *, within: int = MOST_TURNS) -> dict[str, Any]:

@@ -134,7 +134,7 @@ def test_a_run_whose_interpreter_does_not_exist_there_is_refused(
     plan = {"attempt": 1, "target": target, "argv": ["python"], "cwd": str(tmp_path), "output": "output.log",
             "asks": {"gpus": 0}}  # fmt: skip
     (folder / "attempt.json").write_text(json.dumps(plan))
-    assert SshRunner(folder).turn()
+    assert SshRunner(folder).poll()
     assert "/nope/python" in json.loads((folder / "exit.json").read_text())["error"]
     (checked,) = [check for check in SshExecutor().survey(target) if check.name == "python"]
     assert checked.status == "fail" and "/nope/python" in checked.detail

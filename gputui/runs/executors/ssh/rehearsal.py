@@ -28,7 +28,7 @@ def rehearse_launch(target: Mapping[str, Any]) -> CheckResult:
     with _attempt(target, SshRunner) as runner:
         runner.poll_seconds = 0.2
         deadline = time.monotonic() + REHEARSAL_SECONDS
-        while not runner.turn():
+        while not runner.poll():
             if runner.problem is not None or time.monotonic() > deadline:
                 text = runner.problem or f"its end has not arrived within {REHEARSAL_SECONDS:.0f} s"
                 return CheckResult("launch", "fail", text, _REMEDY)
