@@ -76,7 +76,15 @@ class AgentOptions(Struct, frozen=True):
 
 
 class Agent:
-    """One agent, from taking the lock to its end."""
+    """One agent, from taking the lock to its end.
+
+    Attributes:
+        on_second: called once a second after samples are stored.
+        identity, started_at: this process, and when it began (UTC unix seconds).
+        is_stopping: the loop ends after this turn.
+        is_replaced: it ends because its database or its folder was exchanged.
+        is_simulated: a scenario file in the state directory replaces the GPUs by simulated ones.
+    """
 
     def __init__(
         self,
@@ -94,8 +102,8 @@ class Agent:
         identity = identify(os.getpid())
         assert identity is not None
         self.identity = identity
-        self.stopping = False
-        self.replaced = False
+        self.is_stopping = False
+        self.is_replaced = False
         connection = self._open_store()
         self._own_files = {
             workspace.database: workspace.database.stat(),
@@ -116,7 +124,6 @@ class Agent:
         self._began_at = self._needed_at = now = context.monotonic()
         # When each part is due, in monotonic seconds.
         self._due = dict.fromkeys(("metrics", "commands", "maintenance"), now)
-        # A scenario file in the state directory replaces the GPUs by simulated ones.
         self.is_simulated = workspace.scenario.exists()
         source: Literal["nvml", "simulated"] = "nvml"
         scenario = None
@@ -192,7 +199,7 @@ class Agent:
         barrier = self.supervisor.barrier
         # The time to linger counts from here, not from before a long start.
         self._began_at = self._needed_at = self.context.monotonic()
-        while not self.stopping:
+        while not self.is_stopping:
             next_due = min(*self._due.values(), self.supervisor.next_due())
             pause = max(0.0, next_due - self.context.monotonic())
             ready = {key.fd for key, _ in self.selector.select(pause)}
@@ -271,7 +278,7 @@ class Agent:
 
     def _catch_signals(self) -> None:
         def ask_to_stop(_number: int, _frame: object) -> None:
-            self.stopping = True
+            self.is_stopping = True
 
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -367,16 +374,17 @@ class Agent:
         for path, status in self._own_files.items():
             if not is_same_file(path, status):
                 log.error("%s was replaced or removed; starting over with what is there", path)
-                self.replaced = self.stopping = True
+                self.is_replaced = True
+                self.is_stopping = True
         if self.on_second is not None:
             self.on_second(self)
         if options.duration_seconds is not None and now - self._began_at >= options.duration_seconds:
-            self.stopping = True
+            self.is_stopping = True
         if self._is_needed():
             self._needed_at = now
         elif now - self._needed_at >= options.linger_seconds:
             log.info("no client needs an agent now")
-            self.stopping = True
+            self.is_stopping = True
 
     def _is_needed(self) -> bool:
         is_busy = self.supervisor.is_busy() or self.sinks.is_busy() or self.studies.is_busy()

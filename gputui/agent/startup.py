@@ -176,7 +176,7 @@ def _run(
     except sqlite3.DatabaseError as error:
         return _failed(describe_failure(workspace, error))
     lock.release()
-    if agent.replaced and workspace.state.is_dir():
+    if agent.is_replaced and workspace.state.is_dir():
         try:
             spawn_agent(workspace)
         except AgentUnreachableError as error:
@@ -251,7 +251,7 @@ class _Reporter:
 
     def __call__(self, agent: Agent) -> None:
         if self.is_asked_to_stop:
-            agent.stopping = True
+            agent.is_stopping = True
         context = agent.context
         recorder = agent.context.recorder
         if recorder.host is None or recorder.inventory is None or not self._is_due():
@@ -261,7 +261,7 @@ class _Reporter:
         problem = recorder.inventory.problem
         self._print(record_shape(indices, recorder.fast.values(), recorder.host, problem, runs, context.now()))
         if self.is_gone:
-            agent.stopping = True
+            agent.is_stopping = True
 
     def show_stored(self, stored: StoredSamples) -> None:
         """As for an agent, of another recorder's samples."""

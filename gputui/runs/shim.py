@@ -91,7 +91,27 @@ def main() -> int:
 
 
 class Shim:
-    """One attempt from its start to exit.json."""
+    """One attempt from its start to exit.json. Times are monotonic seconds.
+
+    Attributes:
+        locks: descriptors of GPU locks that whoever started this process holds already.
+        child, status: the command's PID, 0 before its start, and its wait status, None until its end.
+        free_bytes: free space when the command ended: on a full disk it could not write why it failed.
+        started: the record of the start, until it is written.
+        started_clock: when the command was started.
+        stop_requested, asked_politely: a stop was asked for; with grace.
+        forced: processes were killed, or are to be.
+        stop_signal: the signal that asked for it.
+        asked: the processes that this one has sent SIGTERM.
+        last_call_at: when all others are to be asked, in a stop; None once they were.
+        kill_at, killed_at: when what still lives is to be killed, and when it first was.
+        look_at, tree_at: when to look for OOM kills, and for processes, again.
+        is_listed: processes.json is as it should be.
+        killed_ranks: the ranks that a signal ended before this process sent any, by PID, in order.
+        watched_ranks: the PIDs of the ranks whose ends are waited for.
+        sends_signals: this process has begun to end others.
+        left_behind: the names of processes that outlived a command that succeeded.
+    """
 
     def __init__(self, directory: Path, locks: list[int] | None = None) -> None:
         self.directory = directory
@@ -102,13 +122,12 @@ class Shim:
         self.grace = float(self.plan["grace_seconds"])
         self.child = 0
         self.status: int | None = None
-        # Free space when the command ended: on a full disk it could not write why it failed.
         self.free_bytes: int | None = None
-        # The record of the start, until it is written.
         self.started: dict[str, Any] | None = None
-        self.stop_requested = self.asked_politely = self.forced = False
+        self.stop_requested = False
+        self.asked_politely = False
+        self.forced = False
         self.stop_signal: int | None = None
-        # The processes that this one has sent SIGTERM.
         self.asked: set[int] = set()
         self.last_call_at: float | None = None
         self.kill_at: float | None = None
@@ -119,11 +138,9 @@ class Shim:
         self.tree_at = time.monotonic()
         self.started_clock: float | None = None
         self.is_listed = True
-        # Ranks that a signal ended before this process sent any, in order.
         self.killed_ranks: dict[int, dict[str, int]] = {}
         self.watched_ranks: set[int] = set()
         self.sends_signals = False
-        # The names of processes that outlived a command that succeeded.
         self.left_behind: list[str] = []
 
     def run(self) -> int:
@@ -436,11 +453,13 @@ class Shim:
             return
         self.stop_signal = self.stop_signal or number
         if number == signal.SIGUSR2:
-            self.stop_requested = self.forced = True
+            self.stop_requested = True
+            self.forced = True
             self.last_call_at = None
             self.kill_at = time.monotonic()
         elif not self.stop_requested:
-            self.stop_requested = self.asked_politely = True
+            self.stop_requested = True
+            self.asked_politely = True
             self.kill_at = time.monotonic() + self.grace
             self.last_call_at = self.kill_at - min(LAST_CALL_SECONDS, self.grace / 2)
             # First only the command: torchrun passes it on to its ranks, which need their data

@@ -90,8 +90,26 @@ def zipapp() -> bytes:
 
 
 class RemoteRunner(ABC):
-    """The base class of runners. A subclass submits, finds, signals and cancels jobs of one kind
-    of target."""
+    """The base class of runners. A subclass submits, finds, signals and cancels jobs of one kind of target.
+
+    Attributes:
+        folder, remote: the attempt's folder, and in it the folder of the target's files.
+        plan, target: attempt.json, and the target's section in it.
+        poll_seconds: the time between contacts.
+        began: when this runner began (UTC unix seconds).
+        status: the job's, at the last contact; None until it is submitted or found.
+        contact_at: the last contact (UTC unix seconds).
+        problem, failures: why the last contact failed, and how many have since one that did not.
+        is_behind: some of what its metrics grew by is not here yet, after the last contact.
+        unseen: how many looks have found that the job ended and left no record.
+        nodes: the names of those that the job got.
+        clock: how long it waited and ran.
+        due: the next contact (monotonic).
+        has_end: the record of an end is here, which brought the next contact forward.
+        stop: the request to stop, as stop.json has it; None without one.
+        is_start_noted: started.json says when the command began.
+        placement: placement.json as it was written last.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -104,16 +122,15 @@ class RemoteRunner(ABC):
         self.contact_at: float | None = None
         self.problem: str | None = None
         self.failures = 0
-        # Some of what its metrics grew by is not here yet, after the last contact.
         self.is_behind = False
         self.unseen = 0
         self.nodes: tuple[str, ...] = ()
         self.clock = JobClock.of(read_record(folder / "placement.json"))
         self.due = 0.0
-        self.has_end = False  # the record of an end is here, which brought the next contact forward
+        self.has_end = False
         self.stop: dict[str, Any] | None = read_record(folder / "stop.json")
-        self.start_reported = False
-        self.placed: dict[str, Any] | None = None
+        self.is_start_noted = False
+        self.placement: dict[str, Any] | None = None
 
     def reach(self) -> None:  # noqa: B027 - sending files reaches the others
         """Ask the target whether it answers, before anything is handed to it: until then, a stop
@@ -303,7 +320,7 @@ class RemoteRunner(ABC):
         """Handle the target's records and the job's status; True once the attempt is over."""
         assert self.status is not None
         started, ended = (read_record(self.remote / name) for name in ("started.json", "exit.json"))
-        if started is not None and not self.start_reported:
+        if started is not None and not self.is_start_noted:
             self.note_start(started.get("at"))
         if ended_by_itself(ended):
             # A requeued job finds that record and ends.
@@ -397,7 +414,7 @@ class RemoteRunner(ABC):
         if chosen is not None:
             record["resumed_from"] = chosen["path"]
         write_private(self.folder / "started.json", record)
-        self.start_reported = at is not None
+        self.is_start_noted = at is not None
 
     def report(self) -> None:
         """Write placement.json if it has changed."""
@@ -421,9 +438,9 @@ class RemoteRunner(ABC):
             "poll_seconds": self.poll_seconds,
             "problem": self.problem,
         }
-        if record != self.placed:
+        if record != self.placement:
             write_private(self.folder / "placement.json", record)
-            self.placed = record
+            self.placement = record
 
     def end(self, record: Mapping[str, Any]) -> bool:
         """Write exit.json. Returns True: the attempt is over."""

@@ -120,7 +120,7 @@ def test_a_signal_between_two_recorders_is_not_lost(workspace: Workspace, monkey
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-    assert agent.stopping
+    assert agent.is_stopping
 
 
 def test_what_is_read_back_is_what_was_recorded_and_each_message_once(tmp_path: Path) -> None:
