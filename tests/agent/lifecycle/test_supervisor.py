@@ -98,7 +98,7 @@ def test_a_run_whose_specification_is_damaged_is_given_up_with_the_reason(
 ) -> None:
     add_run(connection, workspace=workspace)
     (workspace.run_dir("a-1") / SPEC_FILE).write_text("{")
-    made.poll()
+    supervisor.poll()
     assert run_of(connection).state is RunState.FAILED
     assert "cannot start: cannot read" in read_events(connection)[-1].message
 
@@ -110,17 +110,17 @@ def test_what_nobody_foresaw_in_one_run_is_told_once_and_left_alone_for_a_while(
     record = Attempt("a-1", 1, "running", {}, (), {}, 0.0, 0.0)
     supervisor.attempts["a-1"] = LiveAttempt(record, ExecutorProcess(None, Path()), RESOLVED)
     for _ in range(3):
-        made.poll()
+        supervisor.poll()
     (event,) = read_events(connection)
     assert "an odd file" in event.message
-    assert made.looks == 1
-    made.clock += RUN_REST_SECONDS + 1
-    made.poll()
-    assert made.looks == 2 and len(read_events(connection)) == 1
-    made.problem = sqlite3.OperationalError("database or disk is full")
-    made.clock += RUN_REST_SECONDS + 1
-    made.poll()
-    assert made.barrier.unwritable == "database or disk is full"
+    assert supervisor.looks == 1
+    supervisor.clock += RUN_REST_SECONDS + 1
+    supervisor.poll()
+    assert supervisor.looks == 2 and len(read_events(connection)) == 1
+    supervisor.problem = sqlite3.OperationalError("database or disk is full")
+    supervisor.clock += RUN_REST_SECONDS + 1
+    supervisor.poll()
+    assert supervisor.barrier.unwritable == "database or disk is full"
 
 
 def test_checkpoints_that_cannot_be_reached_do_not_keep_a_run_from_ending(
@@ -135,20 +135,20 @@ def test_checkpoints_that_cannot_be_reached_do_not_keep_a_run_from_ending(
     spec = replace(SPEC, checkpoints=CheckpointSpec("/dead/checkpoints", "*.pt", ()))
     folder = end_one(supervisor, add_run(connection, spec=spec, workspace=workspace), code=1)
     (folder / "output.log").write_text("ValueError: odd\n")
-    made.poll()
-    assert isinstance(made.attempts["a-1"].phase, Postmortem)
-    made.poll()
+    supervisor.poll()
+    assert isinstance(supervisor.attempts["a-1"].phase, Postmortem)
+    supervisor.poll()
     assert run_of(connection).state is RunState.STARTING and run_of(connection).waiting_for is None
     supervisor.clock += LATE_SECONDS + 1
     caplog.clear()
     for _ in range(2):
-        made.poll()
+        supervisor.poll()
     run = run_of(connection)
     assert run.waiting_for is not None and len(caplog.records) == 1
     # The command has ended, so that its time does not count on.
     assert run.trained_seconds(NOW + 100) == 0.0
-    made.clock += EXAMINE_SECONDS + 1
-    wait_until(lambda: made.poll() or not made.attempts, what="the end")
+    supervisor.clock += EXAMINE_SECONDS + 1
+    wait_until(lambda: supervisor.poll() or not supervisor.attempts, what="the end")
     assert connection.execute("SELECT kind FROM incidents").fetchone() is not None
     assert not over.is_set()
     over.set()
@@ -160,10 +160,10 @@ def test_ends_are_stepped_in_turn_where_one_step_spends_the_turn(
     stepped: list[str] = []
     for run_id in ("a-1", "b-1", "c-1"):
         record = Attempt(run_id, 1, "running", {}, (), {}, 0.0, 0.0)
-        made.attempts[run_id] = LiveAttempt(record, ExecutorProcess(None, Path()), RESOLVED, phase=Sweeping())
-    monkeypatch.setattr(type(made), "_adopt_attempts", lambda _: None)
-    monkeypatch.setattr(type(made), "step", lambda _, live, __: stepped.append(live.record.run_id))
-    monkeypatch.setattr(type(made.context.budget), "is_spent", lambda _: True)
+        supervisor.attempts[run_id] = LiveAttempt(record, ExecutorProcess(None, Path()), RESOLVED, phase=Sweeping())
+    monkeypatch.setattr(type(supervisor), "_adopt_attempts", lambda _: None)
+    monkeypatch.setattr(type(supervisor), "step", lambda _, live, __: stepped.append(live.record.run_id))
+    monkeypatch.setattr(type(supervisor.context.budget), "is_spent", lambda _: True)
     for _ in range(6):
         supervisor.notice_ends()
     assert stepped == ["a-1", "b-1", "c-1"] * 2
