@@ -87,62 +87,87 @@ def share_rows(width: int, height: int, needs: AreaNeeds, *, is_framed: bool | N
         is_framed = is_boxed(width, height + 2)
     # Lines of a panel beside its rows.
     frame = 1
-    few_events = LEAST_EVENTS
     if is_framed:
         frame = 2
-        few_events = FEW_EVENTS
     # Shared as without what passes, so that no panel moves for it but the events.
     whole = height + passing
-    # The GPUs, while some runs and events stay in sight.
-    runs = frame + max(1, needs.runs)
-    events = least_events = 0
-    runs_in_sight = min(runs, frame + 2)
-    if whole >= HEIGHT_OF_EVENTS:
-        least_events = frame + min(LEAST_EVENTS, max(1, needs.events))
-        events = frame + min(few_events, max(1, needs.events))
-        runs_in_sight = min(runs, frame + RUNS_IN_SIGHT)
+    runs_in_sight, events, least_events = _in_sight(whole, needs, frame, is_framed=is_framed)
     gpus = min(height, max(0, needs.gpus(max(2, whole - runs_in_sight - events))))
     rest = max(0, whole - gpus)
-    # Low charts and some processes, if some runs fit beside them.
     is_beside = bool(needs.processes) and width >= BESIDE_WIDTH
     if is_beside and events:
         events = max(events, min(frame + 1 + needs.processes, rest // 3))
-    spare = rest - min(runs, frame + RUNS_BESIDE_CHARTS) - events
+    all_runs = frame + max(1, needs.runs)
+    runs_beside_charts = min(all_runs, frame + RUNS_BESIDE_CHARTS)
+    spare = rest - runs_beside_charts - events
     processes = 0
-    if needs.others and not is_beside and events:
-        processes = frame + 1 + min(FEW_PROCESSES, needs.others)
-        needed = processes
-        if not needs.hidden:
-            needed += CHARTS_LEAST * needs.has_charts + runs - min(runs, frame + RUNS_BESIDE_CHARTS)
-        if spare < needed:
-            processes = 0
+    if events and not is_beside:
+        processes = _few_processes(needs, frame, spare, all_runs - runs_beside_charts)
     least_spare = height - gpus - runs_in_sight - least_events
     charts = 0
     if needs.has_charts and min(spare, least_spare) - processes >= CHARTS_LEAST:
         charts = CHARTS_LEAST
-    # The runs, and what passes.
-    runs = max(0, min(runs, rest - events - charts - processes))
+    runs = max(0, min(all_runs, rest - events - charts - processes))
     if not is_beside:
-        events = max(events - passing, least_events)
-        runs = min(runs, max(runs_in_sight, height - gpus - charts - processes - events))
+        kept_events = max(events - passing, least_events)
+        runs = min(runs, max(runs_in_sight, height - gpus - charts - processes - kept_events))
     runs = min(runs, height - gpus)
-    # The rest.
-    rest = height - gpus - runs - frame
+    return _grown(Rows(gpus, runs, charts, processes, is_beside=is_beside), needs, height, frame)
+
+
+def _in_sight(whole: int, needs: AreaNeeds, frame: int, *, is_framed: bool) -> tuple[int, int, int]:
+    """The lines of runs and of events that the GPUs leave, and those of events that also a message leaves."""
+    all_runs = frame + max(1, needs.runs)
+    if whole < HEIGHT_OF_EVENTS:
+        return min(all_runs, frame + 2), 0, 0
+    few_events = LEAST_EVENTS
+    if is_framed:
+        few_events = FEW_EVENTS
     listed = max(1, needs.events)
-    some = min(SOME_EVENTS, listed)
-    if is_beside:
-        listed = max(listed, 1 + needs.processes)
-        some = max(some, 1 + needs.processes)
+    return min(all_runs, frame + RUNS_IN_SIGHT), frame + min(few_events, listed), frame + min(LEAST_EVENTS, listed)
+
+
+def _few_processes(needs: AreaNeeds, frame: int, spare: int, more_runs: int) -> int:
+    """The lines of a panel with a few processes, 0 if there is no room.
+
+    Args:
+        needs: the rows that each area could fill.
+        frame: the lines of a panel beside its rows.
+        spare: the lines that neither GPUs nor a few runs and events take.
+        more_runs: the lines of the other runs.
+    """
+    if not needs.others:
+        return 0
+    lines = frame + 1 + min(FEW_PROCESSES, needs.others)
+    needed = lines
+    if not needs.hidden:
+        # A row of a GPU shows each of them, so charts and all runs come first.
+        needed += CHARTS_LEAST * needs.has_charts + more_runs
+    if spare < needed:
+        return 0
+    return lines
+
+
+def _grown(rows: Rows, needs: AreaNeeds, height: int, frame: int) -> Rows:
+    """Share the lines that are left: to some events, higher charts, all processes and all events."""
+    rest = height - rows.gpus - rows.runs - frame
+    all_events = max(1, needs.events)
+    some_events = min(SOME_EVENTS, all_events)
+    if rows.is_beside:
+        all_events = max(all_events, 1 + needs.processes)
+        some_events = max(some_events, 1 + needs.processes)
+    charts = rows.charts
+    processes = rows.processes
     if charts:
-        charts = _higher(charts, CHARTS_MOST, rest - processes - some)
+        charts = _higher(charts, CHARTS_MOST, rest - processes - some_events)
     if processes:
-        processes = _higher(processes, frame + 1 + needs.processes, rest - charts - some)
+        processes = _higher(processes, frame + 1 + needs.processes, rest - charts - some_events)
     if charts:
-        charts = _higher(charts, height // CHARTS_SHARE, rest - processes - listed)
+        charts = _higher(charts, height // CHARTS_SHARE, rest - processes - all_events)
     events = rest + frame - charts - processes
-    if is_beside and events >= frame + 3:
-        return Rows(gpus, runs, charts, events, events, is_beside=True)
-    return Rows(gpus, runs, charts, processes, events)
+    if rows.is_beside and events >= frame + 3:
+        return rows._replace(charts=charts, processes=events, events=events)
+    return rows._replace(charts=charts, processes=processes, events=events, is_beside=False)
 
 
 def _higher(lines: int, most: int, room: int) -> int:

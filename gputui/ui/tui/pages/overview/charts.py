@@ -142,30 +142,37 @@ class GpuCharts:
         most = max(1, width // CHART_WIDTH)
         gpus = snapshot.gpus[: most * max(1, height // CHART_HEIGHT)]
         histories = snapshot.gpu_history
-        charted = [ChartSubject.of_gpu(gpu, histories.get(gpu.uuid)) for gpu in gpus]
         down = max(1, -(-len(gpus) // most))
-        across = max(1, -(-len(charted) // down))
-        figures = _figures_in_all(charted, width, across)
-        with_all = [ChartSubject.of_all(gpus, charted), *charted]
-        across_with_all = -(-len(with_all) // down)
-        if len(gpus) > 1 and across_with_all <= most and _figures_in_all(with_all, width, across_with_all) >= figures:
-            charted = with_all
-            across = across_with_all
-        widths = _shared(width, across)
-        heights = _shared(height, down)
-        sizes = [(columns, rows) for rows in heights for columns in widths]
+        subjects, figures = _chart_subjects(snapshot, gpus, width, down)
+        across = max(1, -(-len(subjects) // down))
+        sizes = [(columns, rows) for rows in _shared(height, down) for columns in _shared(width, across)]
         drawn_for = (width, height, [gpu.uuid for gpu in gpus], histories)
         if drawn_for != self._drawn_for:
             self._drawn_for = drawn_for
-            self._plots = [_plot(subject, *_inner(*size)) for subject, size in zip(charted, sizes, strict=False)]
+            self._plots = [_plot(subject, *_inner(*size)) for subject, size in zip(subjects, sizes, strict=False)]
         charts = [
             _chart(subject, plot, *size, figures)
-            for subject, plot, size in zip(charted, self._plots, sizes, strict=False)
+            for subject, plot, size in zip(subjects, self._plots, sizes, strict=False)
         ]
         charts += [[fit_line([], columns)] * rows for columns, rows in sizes[len(charts) :]]
         return [
             line for first in range(0, len(charts), across) for line in join_blocks(*charts[first : first + across])
         ]
+
+
+def _chart_subjects(
+    snapshot: Snapshot, gpus: Sequence[GpuView], width: int, down: int
+) -> tuple[list[ChartSubject], int]:
+    """What is charted in ``down`` rows: each GPU, and first all of them together where that costs neither another row
+    nor figures; and the number of figures in each heading."""
+    of_each = [ChartSubject.of_gpu(gpu, snapshot.gpu_history.get(gpu.uuid)) for gpu in gpus]
+    figures = _figures_in_all(of_each, width, max(1, -(-len(of_each) // down)))
+    with_all = [ChartSubject.of_all(gpus, of_each), *of_each]
+    across = -(-len(with_all) // down)
+    has_room = across <= max(1, width // CHART_WIDTH)
+    if len(gpus) > 1 and has_room and _figures_in_all(with_all, width, across) >= figures:
+        return with_all, figures
+    return of_each, figures
 
 
 def _shared(cells: int, parts: int) -> list[int]:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from gputui.core.text import cell_width, clean, clip_middle
 from gputui.core.units import UNKNOWN
-from gputui.metrics.draw.parts import Line
+from gputui.metrics.draw.parts import Line, Span
 from gputui.store.events import EventView
 from gputui.ui.tui.layout.columns import fit_line, highlight, rule, wrap
 from gputui.ui.tui.layout.gpu_words import with_indices
@@ -60,23 +60,23 @@ def events_panel(snapshot: Snapshot, width: int, height: int, cursor: int | None
             lines.append(fit_line([(f" {text}", "dim")], width))
             continue
         is_current = event.event_id == cursor
-        spans = [(" " * (len(_SIGNS) + _TIME + name_width), "text")]
+        before: list[Span] = [(" " * (len(_SIGNS) + _TIME + name_width), "text")]
         if is_first:
-            pointer = "▸" if is_current else " "
             time = clock(event.at)
             if height < NAMED_DAYS:
                 time = f"{dated_clock(event.at, now):<{_DATED_TIME}}"
-            spans = [
-                (pointer, "cursor"),
-                (f"{time} ", "dim"),
-                (SEVERITY_GLYPHS.get(event.severity, " ") + " ", SEVERITY_STYLES.get(event.severity, "text")),
-                *fit_line([(_name(event, snapshot), "label")], name_width),
-            ]
-        line = fit_line([*spans, (_GAP + text, "text")], width)
+            pointer = "▸" if is_current else " "
+            name = fit_line([(_name(event, snapshot), "label")], name_width)
+            before = [(pointer, "cursor"), (f"{time} ", "dim"), _severity_sign(event), *name]
+        line = fit_line([*before, (_GAP + text, "text")], width)
         if is_current:
             line = highlight(line)
         lines.append(line)
     return lines[:height]
+
+
+def _severity_sign(event: EventView) -> Span:
+    return f"{SEVERITY_GLYPHS.get(event.severity, ' ')} ", SEVERITY_STYLES.get(event.severity, "text")
 
 
 def event_rows(snapshot: Snapshot, width: int, height: int = 10_000, cursor: int | None = None) -> list[EventRow]:

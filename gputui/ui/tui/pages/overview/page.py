@@ -105,17 +105,16 @@ class OverviewScreen(OverviewCursor):
 
     def _draw_gpus(self, width: int, height: int, is_framed: bool) -> None:
         snapshot = self.snapshot
-        focus = self.focus_at
         if self.is_folded and snapshot.gpus:
             totals = rule("GPUS", width, figures=gpu_figures(snapshot))
             self.gpus.draw(lambda: [totals, *self._charts.lines(snapshot, width, height - 1)], height=height)
             return
         cursor = None
-        if focus.section == "gpus":
-            cursor = focus.gpu
-        self._grid = gpu_grid(snapshot, width - 2 * is_framed, height, focus.gpu_top, cursor)
+        if self.focused_section == "gpus":
+            cursor = self.gpu_cursor
+        self._grid = gpu_grid(snapshot, width - 2 * is_framed, height, self.gpu_top, cursor)
         top = self._grid.top
-        self.focus_at = replace(focus, gpu_top=top)
+        self.gpu_top = top
         self.gpus.draw(lambda: gpu_panel(snapshot, width, height, cursor, top, is_framed=is_framed), height=height)
 
     def _draw_lower(self, width: int, rows: Rows, is_framed: bool) -> None:
@@ -148,8 +147,8 @@ class OverviewScreen(OverviewCursor):
 
     @property
     def _current_event(self) -> int | None:
-        if self.focus_at.section == "events":
-            return self.focus_at.event
+        if self.focused_section == "events":
+            return self.event_cursor
         return None
 
     # --- the mouse
@@ -176,9 +175,10 @@ class OverviewScreen(OverviewCursor):
             index = self._grid.index_at(event.x, event.y, width)
             if not 0 <= index < len(gpus):
                 return
-            self.focus_at = replace(self.focus_at, section="gpus", gpu=gpus[index].uuid)
+            self.focused_section = "gpus"
+            self.gpu_cursor = gpus[index].uuid
         elif event.widget is self.runs and 0 < event.y <= len(entries) - top:
-            self.focus_at = replace(self.focus_at, section="runs")
+            self.focused_section = "runs"
             self.point_at(entry_id(entries[top + event.y - 1]))
         elif event.widget is self.events:
             frame = is_boxed(*self.app.size)
@@ -186,7 +186,8 @@ class OverviewScreen(OverviewCursor):
             rows = event_rows(snapshot, size.width - 2 * frame, size.height - frame, self._current_event)
             if not 1 <= event.y <= len(rows) or (clicked := rows[event.y - 1].event) is None:
                 return
-            self.focus_at = replace(self.focus_at, section="events", event=clicked.event_id)
+            self.focused_section = "events"
+            self.event_cursor = clicked.event_id
         elif event.widget is self.processes:
             self.shell.perform("processes")
             return
@@ -208,7 +209,7 @@ class OverviewScreen(OverviewCursor):
         study_id = self.study_in_question
         if study_id is not None:
             self.shell.open_study(study_id)
-        elif self.focus_at.section == "gpus" or run is None:
+        elif self.focused_section == "gpus" or run is None:
             self.do_gpu_detail()
         else:
             self.shell.open_run(run.run_id)
@@ -226,7 +227,7 @@ class OverviewScreen(OverviewCursor):
         run = self.run_in_question
         if run is not None:
             self.table = replace(self.table, marked=self.table.marked ^ {run.run_id})
-            if self.focus_at.section == "runs":
+            if self.focused_section == "runs":
                 self.move(1)
 
     def do_unmark(self) -> None:
@@ -238,4 +239,4 @@ class OverviewScreen(OverviewCursor):
 
     def set_filter(self, text: str) -> None:
         super().set_filter(text)
-        self.focus_at = replace(self.focus_at, section="runs")
+        self.focused_section = "runs"

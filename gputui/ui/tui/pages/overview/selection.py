@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from functools import partialmethod
 from typing import Literal
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from gputui.store.events import EventView
@@ -23,24 +22,15 @@ Section = Literal["gpus", "runs", "events"]
 SECTIONS: tuple[Section, ...] = ("gpus", "runs", "events")
 
 
-class Focus(Struct, frozen=True):
-    """Where the cursor is beside the table of runs.
+class OverviewCursor(ListPage):
+    """Keeps the cursor on its GPU, run or event while snapshots change, and moves it.
 
     Attributes:
-        section: the one that arrow keys move in.
-        gpu: the UUID of the last GPU under it.
+        focused_section: the section that arrow keys move in.
+        gpu_cursor: the UUID of the last GPU under the cursor.
         gpu_top: the index of the first GPU shown where not all fit.
-        event: the id of the last event under it.
+        event_cursor: the id of the last event under the cursor.
     """
-
-    section: Section = "runs"
-    gpu: str | None = None
-    gpu_top: int = 0
-    event: int | None = None
-
-
-class OverviewCursor(ListPage):
-    """Keeps the cursor on its GPU, run or event while snapshots change, and moves it."""
 
     table: RunsState
 
@@ -48,7 +38,10 @@ class OverviewCursor(ListPage):
         super().__init__()
         self.is_folded = False
         self.table = RunsState()
-        self.focus_at = Focus()
+        self.focused_section: Section = "runs"
+        self.gpu_cursor: str | None = None
+        self.gpu_top = 0
+        self.event_cursor: int | None = None
         self._awaited_run: str | None = None
         self._entries: list[Entry] = []
         self._entries_source: tuple[object, str, str] = (None, "", "")
@@ -87,11 +80,11 @@ class OverviewCursor(ListPage):
     def gpu_in_question(self) -> GpuView | None:
         """The GPU under the cursor, the GPU of the event under it, or the first GPU of the run under it."""
         gpus = self.snapshot.gpus
-        if self.focus_at.section == "gpus":
-            return next((gpu for gpu in gpus if gpu.uuid == self.focus_at.gpu), None)
+        if self.focused_section == "gpus":
+            return next((gpu for gpu in gpus if gpu.uuid == self.gpu_cursor), None)
         run = self.run_in_question
         of_run = next((gpu for gpu in gpus if run is not None and run.run_id in gpu.run_ids), None)
-        if self.focus_at.section == "events":
+        if self.focused_section == "events":
             event = self.event_in_question
             match = event and re.search(r"\bGPU (\d+)\b", f"{event.subject} {event.message}")
             return next((gpu for gpu in gpus if match and gpu.index == int(match[1])), of_run)
@@ -100,14 +93,14 @@ class OverviewCursor(ListPage):
     @property
     def event_in_question(self) -> EventView | None:
         """The event under the cursor."""
-        return next((event for event in self.snapshot.events if event.event_id == self.focus_at.event), None)
+        return next((event for event in self.snapshot.events if event.event_id == self.event_cursor), None)
 
     @property
     def study_in_question(self) -> str | None:
         """The study under the cursor."""
         at_cursor = [entry for entry in self.entries if entry_id(entry) == self.table.cursor]
         study_ids = [entry.study_id for entry in at_cursor if isinstance(entry, StudyEntry)]
-        if study_ids and self.focus_at.section == "runs":
+        if study_ids and self.focused_section == "runs":
             return study_ids[0]
         return None
 
@@ -116,9 +109,9 @@ class OverviewCursor(ListPage):
         """The run under the cursor, or the run of the GPU or event under it; none on the row of a study, whose trials
         are not shown."""
         subject: GpuView | EventView | None
-        if self.focus_at.section == "gpus":
+        if self.focused_section == "gpus":
             subject = self.gpu_in_question
-        elif self.focus_at.section == "events":
+        elif self.focused_section == "events":
             subject = self.event_in_question
         else:
             return self.snapshot.run_of(self.table.cursor)
@@ -134,7 +127,7 @@ class OverviewCursor(ListPage):
             super().context(),
             marked=self.marked_runs,
             study=study,
-            section=self.focus_at.section,
+            section=self.focused_section,
             gpu=self.gpu_in_question,
             quarantined=frozenset(self.snapshot.machine.quarantined),
         )
@@ -153,18 +146,17 @@ class OverviewCursor(ListPage):
             self._awaited_run = None
         super().keep_cursor()
         snapshot = self.snapshot
-        focus = self.focus_at
-        if focus.section not in self._sections():
-            focus = replace(focus, section="runs")
+        if self.focused_section not in self._sections():
+            self.focused_section = "runs"
         event_ids = [event.event_id for event in snapshot.events]
-        if focus.event is not None and focus.event not in event_ids:
-            focus = replace(focus, event=next(iter(event_ids), None))
+        if self.event_cursor is not None and self.event_cursor not in event_ids:
+            self.event_cursor = next(iter(event_ids), None)
         uuids = [gpu.uuid for gpu in snapshot.gpus]
-        if focus.gpu not in uuids:
-            focus = replace(focus, gpu=next(iter(uuids), None))
-        self.focus_at = focus
-        if self.table.is_focused != (focus.section == "runs"):
-            self.table = replace(self.table, is_focused=focus.section == "runs")
+        if self.gpu_cursor not in uuids:
+            self.gpu_cursor = next(iter(uuids), None)
+        is_focused = self.focused_section == "runs"
+        if self.table.is_focused != is_focused:
+            self.table = replace(self.table, is_focused=is_focused)
 
     def _sections(self) -> list[Section]:
         """The sections that can have the cursor now."""
@@ -178,17 +170,16 @@ class OverviewCursor(ListPage):
     def select_run(self, run_id: str) -> None:
         """Put the cursor on a run as soon as it is there."""
         self._awaited_run = run_id
-        self.focus_at = replace(self.focus_at, section="runs")
+        self.focused_section = "runs"
         self.changed()
 
     def move(self, by: int) -> None:
         snapshot = self.snapshot
-        focus = self.focus_at
-        if focus.section == "gpus":
-            self.focus_at = replace(focus, gpu=neighbour([gpu.uuid for gpu in snapshot.gpus], focus.gpu, by))
-        elif focus.section == "events":
+        if self.focused_section == "gpus":
+            self.gpu_cursor = neighbour([gpu.uuid for gpu in snapshot.gpus], self.gpu_cursor, by)
+        elif self.focused_section == "events":
             ids = [event.event_id for event in snapshot.events]
-            self.focus_at = replace(focus, event=neighbour(ids, focus.event, by, len(ids) - 1))
+            self.event_cursor = neighbour(ids, self.event_cursor, by, len(ids) - 1)
         else:
             super().move(by)
             return
@@ -196,7 +187,7 @@ class OverviewCursor(ListPage):
 
     def _step_section(self, by: int) -> None:
         """Focus the next section, or the previous one with -1, that is not empty."""
-        index = SECTIONS.index(self.focus_at.section)
+        index = SECTIONS.index(self.focused_section)
         sections = self._sections()
         following = (SECTIONS[(index + by * step) % len(SECTIONS)] for step in range(1, len(SECTIONS) + 1))
         self.focus_on(next(section for section in following if section in sections))
@@ -207,9 +198,8 @@ class OverviewCursor(ListPage):
 
     def focus_on(self, section: Section) -> None:
         """Move the cursor into a section, to its last place there."""
-        event = None
-        if section == "events":
-            event = self.focus_at.event
-            if event is None and self.snapshot.events:
-                event = self.snapshot.events[-1].event_id
-        self.focus_at = replace(self.focus_at, section=section, event=event)
+        self.focused_section = section
+        if section != "events":
+            self.event_cursor = None
+        elif self.event_cursor is None and self.snapshot.events:
+            self.event_cursor = self.snapshot.events[-1].event_id

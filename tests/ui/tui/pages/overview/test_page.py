@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from msgspec.structs import replace
 
 from gputui.store import checkpoints, commands
 from gputui.ui.tui.app import GputuiApp
@@ -25,7 +24,7 @@ LARGE = (200, 50)
 
 async def test_tab_moves_the_focus_and_arrows_move_in_it(app: GputuiApp) -> None:
     async with app.run_test(size=SMALL) as pilot:
-        assert overview(app).focus_at.section == "runs" and "▸● vit-b16-1" in text(app, "runs")
+        assert overview(app).focused_section == "runs" and "▸● vit-b16-1" in text(app, "runs")
         await pilot.press("tab")
         assert "▸03:12:14   lr-sweep-3" in text(app, "events") and "›● vit-b16-1" in text(app, "runs")
         await pilot.press("up", "up", "up")
@@ -35,9 +34,9 @@ async def test_tab_moves_the_focus_and_arrows_move_in_it(app: GputuiApp) -> None
         await pilot.press("G")
         assert "▸ 7 ✗ lost" in text(app, "gpus")
         await pilot.press("g", "shift+tab")
-        assert overview(app).focus_at.section == "events"
+        assert overview(app).focused_section == "events"
         await pilot.press("tab", "tab")
-        assert overview(app).focus_at.section == "runs" and overview(app).table.cursor == "vit-b16-1"
+        assert overview(app).focused_section == "runs" and overview(app).table.cursor == "vit-b16-1"
 
 
 def marked(app: GputuiApp) -> list[str]:
@@ -118,7 +117,7 @@ async def test_compare_takes_the_marked_runs_wherever_the_cursor_is(
             compared.add("vit-b16-1")
         if section == "gpus":
             await pilot.press("tab", "tab")
-            overview(app).focus_at = replace(overview(app).focus_at, gpu=uuid(5))
+            overview(app).gpu_cursor = uuid(5)
             assert overview(app).run_in_question is None
         await pilot.press("c")
         await pilot.pause()
