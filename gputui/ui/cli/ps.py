@@ -58,12 +58,7 @@ def command(session: Session, as_json: bool, active: bool, order: str | None, on
         return
     if not runs:
         over_count = len(read_runs(connection, over_only=True))
-        if over_count == 1:
-            say("no active run; gputui ps lists 1 that is over")
-        elif over_count:
-            say(f"no active run; gputui ps lists {over_count} that are over")
-        else:
-            say(f"no runs yet in {session.workspace.state}; gputui profile list shows what can run")
+        say(_no_runs_words(session, over_count))
         return
     unread = intake.without_metrics(connection)
     has_own_metrics = any(row.progress.has_own_metric for row in rows)
@@ -71,9 +66,20 @@ def command(session: Session, as_json: bool, active: bool, order: str | None, on
     unused = [head for head in ("NAME", "TAGS") if not any(row[head] for row in table)]
     if all(run.run_id.rpartition("-")[0] == run.profile for run in runs):
         unused.append("PROFILE")
-    heads = [head for head in table[0] if head not in unused and (sizes or head != "SIZE")]
+    if not sizes:
+        unused.append("SIZE")
+    heads = [head for head in table[0] if head not in unused]
     spare = [head for head in _SPARE if head.lower() != order]
     print_table(heads, [[row[head] for head in heads] for row in table], spare=spare)
+
+
+def _no_runs_words(session: Session, over_count: int) -> str:
+    """What to do where no run is listed: ``no active run; gputui ps lists 3 that are over``."""
+    if over_count == 1:
+        return "no active run; gputui ps lists 1 that is over"
+    if over_count:
+        return f"no active run; gputui ps lists {over_count} that are over"
+    return f"no runs yet in {session.workspace.state}; gputui profile list shows what can run"
 
 
 def _in_order(rows: list[RunRow], order: str | None, sizes: Mapping[str, int | None]) -> list[RunRow]:

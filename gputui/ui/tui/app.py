@@ -38,7 +38,7 @@ from gputui.runs.agent_process import (
 )
 from gputui.runs.identity import is_stopped
 from gputui.ui.tui.actions import find
-from gputui.ui.tui.actions.keymap import resolve
+from gputui.ui.tui.actions.keymap import resolve_keys
 from gputui.ui.tui.actions.marked import BULK_ACTIONS
 from gputui.ui.tui.data.feed import Feed
 from gputui.ui.tui.layout.chart_settings import ChartMemory, from_settings, to_settings
@@ -111,7 +111,7 @@ class GputuiApp(Navigation, inherit_bindings=False):
         self.host_name = host_name or socket.gethostname()
         self.settings = settings
         self.unsaved = {}
-        self.keys = resolve(settings.keys)
+        self.keys = resolve_keys(settings.keys)
         self.pace = FramePace()
         self._failed_drawings = set()
         self._due: Timer | None = None

@@ -59,7 +59,7 @@ class Keys(Struct, frozen=True):
         return f"{self.word(name, pages[0])} on the {pages[0]}"
 
 
-def resolve(settings: Mapping[str, str]) -> Keys:
+def resolve_keys(settings: Mapping[str, str]) -> Keys:
     """The keys of the settings, which map an action or ``page.action`` to keys: ``{"overview.fold": "f7 ctrl+a"}``."""
     refused: list[str] = []
     changed: dict[PageAction, tuple[str, ...]] = {}

@@ -189,17 +189,6 @@ class RunPageReader:
                 for path, attempt, step, size_bytes, written_at in checkpoints.gone_since(connection, run_id, at)
             ]
             listed = listed and listed.at(at, gone)
-        failures: Sequence[Failure] = ()
-        if history.incidents:
-            # Among a million lines that is slow, and done when one of these has changed.
-            moves = [
-                (attempt.started_at, attempt.first_step, attempt.first_step_at, attempt.ended_at)
-                for attempt in attempts
-            ]
-            basis = (run_id, moves, history.incidents, history.decisions)
-            if basis != self._failures[0]:
-                self._failures = (basis, history.failures())
-            failures = self._failures[1]
         return RunPage(
             run=run,
             launched=launched_params(run),
@@ -210,6 +199,7 @@ class RunPageReader:
             log=log,
             rank_count=_rank_count(run),
             charts=charts,
+            costs=self._costs_of(history),
             checkpoints=listed,
             intake=usage,
             sinks=tuple(sinks_of(run, Path())),
@@ -232,6 +222,19 @@ class RunPageReader:
             facts = {}
         folder, pattern = watched_checkpoints(spec, self._workspace.run_dir(run.run_id))
         return self.checkpoints.read(CheckpointQuery(folder, pattern, interest.checkpoint_to_check, facts))
+
+    def _costs_of(self, history: RunHistory) -> Mapping[int, Cost]:
+        """The cost of each incident. Among a million lines that is slow, and done when its basis has changed."""
+        if not history.incidents:
+            return {}
+        moves = [
+            (attempt.started_at, attempt.first_step, attempt.first_step_at, attempt.ended_at)
+            for attempt in history.attempts
+        ]
+        basis = (history.run.run_id, moves, history.incidents, history.decisions)
+        if basis != self._costs[0]:
+            self._costs = (basis, history.costs())
+        return self._costs[1]
 
     def _tail(self, run: Run, interest: Interest) -> LogTail:
         directory = self._workspace.run_dir(run.run_id) / "attempts" / str(run.attempt)

@@ -31,7 +31,7 @@ from gputui.metrics.draw.parts import Chart, Curve, Line, Marker, XAxis, XKind, 
 from gputui.metrics.draw.viewport import Extent
 from gputui.ui.tui.layout.chart_settings import ChartView
 from gputui.ui.tui.layout.columns import fit_line
-from gputui.ui.tui.layout.panels import FULL_HEIGHT, Panel, PanelPlace
+from gputui.ui.tui.layout.panels import FULL_HEIGHT, Panel, PanelRect
 from gputui.ui.views.metric_words import metric_words
 from gputui.ui.views.words import clock, dated_clock
 
@@ -172,17 +172,17 @@ def frame_clock(frame: Frame, at: float) -> str:
 
 
 def grid_lines(
-    panels: Sequence[Panel], places: Sequence[PanelPlace], look: ChartLook, width: int, height: int
+    panels: Sequence[Panel], rects: Sequence[PanelRect], look: ChartLook, width: int, height: int
 ) -> list[Line]:
-    """The charts in their places, as ``height`` lines of ``width`` cells."""
+    """The charts in their rectangles, as ``height`` lines of ``width`` cells."""
     lines: list[Line] = [[] for _ in range(height)]
     filled = [0] * height
-    for panel, place in zip(panels, places, strict=False):
-        for y, line in enumerate(panel_lines(panel, look, place.width, place.height), place.y):
-            if place.x > filled[y]:
-                lines[y].append((" " * (place.x - filled[y]), "text"))
+    for panel, rect in zip(panels, rects, strict=False):
+        for y, line in enumerate(panel_lines(panel, look, rect.width, rect.height), rect.y):
+            if rect.x > filled[y]:
+                lines[y].append((" " * (rect.x - filled[y]), "text"))
             lines[y] += line
-            filled[y] = place.x + place.width
+            filled[y] = rect.x + rect.width
     return [fit_line(line, width) for line in lines]
 
 
@@ -333,21 +333,12 @@ def _compared_curves(panel: Panel, look: ChartLook, end_cells: int) -> list[Curv
     ]
     # Of a smoothed curve, as on a run's page, the average is marked: the table has the value itself.
     texts = [f"{'~' * bool(curve.smooth)}{_value_words(panel, _end_value(bins))}" for _, curve, bins in drawn]
-    # If they are too long, what all names (they are no paths) begin with is left out.
-    common = commonprefix([run.name for run, *_ in drawn]).rpartition("-")[0] + "-"  # noqa: RUF071
-    is_long = any(
-        cell_width(run.name) + len(text) + _SIGN_CELLS > end_cells for (run, *_), text in zip(drawn, texts, strict=True)
-    )
+    names = _end_names([run.name for run, *_ in drawn], texts, end_cells)
     curves: list[Curve] = []
-    for (run, curve, bins), text in zip(drawn, texts, strict=True):
+    for (run, curve, bins), name, text in zip(drawn, names, texts, strict=True):
         if curve.smooth:
             curves.append(Curve(bins_in_window(curve.bins, look), "shadow", is_shadow=True))
         sign = SHAPES[run.colour]
-        name = run.name
-        if is_long and name.startswith(common):
-            name = f"…{name.removeprefix(common)}"
-        if is_long:
-            name = clip_middle(name, max(4, end_cells - len(text) - _SIGN_CELLS))
         line = Curve(bins, f"series.{run.colour}", is_strong=run.is_in_front, end=f"{sign} {name} {text}")
         if cursor is not None and curve.smooth:
             line = replace(line, label=sign, value=average_at(curve.smooth, cursor))
@@ -357,6 +348,23 @@ def _compared_curves(panel: Panel, look: ChartLook, end_cells: int) -> list[Curv
             line = replace(line, shape=sign)
         curves.append(line)
     return curves
+
+
+def _end_names(names: Sequence[str], texts: Sequence[str], end_cells: int) -> list[str]:
+    """The names at the ends of curves, each before its text. If one is too long for ``end_cells``, what all begin with
+    is left out: ``…3`` for ``vit-3``."""
+    needed = [cell_width(name) + len(text) + _SIGN_CELLS for name, text in zip(names, texts, strict=True)]
+    if max(needed, default=0) <= end_cells:
+        return list(names)
+    # They are no paths.
+    common = commonprefix(list(names)).rpartition("-")[0] + "-"  # noqa: RUF071
+    short_names = []
+    for name, text in zip(names, texts, strict=True):
+        short_name = name
+        if name.startswith(common):
+            short_name = f"…{name.removeprefix(common)}"
+        short_names.append(clip_middle(short_name, max(4, end_cells - len(text) - _SIGN_CELLS)))
+    return short_names
 
 
 def _value_words(panel: Panel, value: float | None) -> str:
@@ -413,22 +421,12 @@ def crosshair_value(curve: HardwareCurve, look: ChartLook) -> float | None:
 def _device_curves(panel: Panel, devices: Sequence[_Device], look: ChartLook, room: int) -> list[Curve]:
     """A curve for each device; slow ranks are first in the legend and in front. Of many, only the lowest, the highest
     and slow ones have a name and a colour. If the names do not fit, the legend is the lowest and the highest value."""
-    by_value = sorted((device.value, number) for number, device in enumerate(devices) if device.value is not None)
-    notes: dict[int, str] = {}
-    if by_value and len(devices) > MOST_DEVICES:
-        notes = {by_value[-1][1]: " highest", by_value[0][1]: " lowest"}
-    labels: dict[int, str] = {}
-    for number, device in enumerate(devices):
-        label = _value_words(panel, device.value)
-        if len(devices) <= MOST_DEVICES or number in notes or device.is_slow:
-            name = f"{device.name} slow" if device.is_slow else device.name
-            labels[number] = f"{name}{notes.get(number, '')}: {label}"
-        if len(devices) == 1:
-            labels[number] = label
+    labels = _device_labels(panel, devices)
     coloured = labels.keys()
     legend = []
     if room < 2 + cell_width(panel.title) + sum(4 + cell_width(label) for label in labels.values()):
-        ends = [_value_words(panel, value) for value, _ in (*by_value[:1], *by_value[-1:])] or ["–"]
+        values = sorted(device.value for device in devices if device.value is not None)
+        ends = [_value_words(panel, value) for value in (*values[:1], *values[-1:])] or ["–"]
         legend = [Curve((), "text", "–".join(dict.fromkeys(ends)))]
         labels = {number: label for number, label in labels.items() if devices[number].is_slow}
     behind = list[Curve]()
@@ -446,6 +444,22 @@ def _device_curves(panel: Panel, devices: Sequence[_Device], look: ChartLook, ro
         else:
             behind.append(Curve(bins, "shadow"))
     return [*legend, *behind, *curves, *in_front]
+
+
+def _device_labels(panel: Panel, devices: Sequence[_Device]) -> dict[int, str]:
+    """The labels of the devices that have one, by their numbers: ``r3 slow: 0.41``, of a single device its value."""
+    if len(devices) == 1:
+        return {0: _value_words(panel, devices[0].value)}
+    by_value = sorted((device.value, number) for number, device in enumerate(devices) if device.value is not None)
+    notes: dict[int, str] = {}
+    if by_value and len(devices) > MOST_DEVICES:
+        notes = {by_value[-1][1]: " highest", by_value[0][1]: " lowest"}
+    labels: dict[int, str] = {}
+    for number, device in enumerate(devices):
+        if len(devices) <= MOST_DEVICES or number in notes or device.is_slow:
+            name = f"{device.name} slow" if device.is_slow else device.name
+            labels[number] = f"{name}{notes.get(number, '')}: {_value_words(panel, device.value)}"
+    return labels
 
 
 def device_index(curve: HardwareCurve, look: ChartLook) -> str:

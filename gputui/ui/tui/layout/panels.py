@@ -1,4 +1,4 @@
-"""The choice, order and places of a page's charts."""
+"""The choice, order and rectangles of a page's charts."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class ChosenPanels(Struct, frozen=True):
     problem: str | None = None
 
 
-class PanelPlace(NamedTuple):
+class PanelRect(NamedTuple):
     """The cells of a chart on its page; ``x`` and ``y`` are those of its upper left corner."""
 
     x: int
@@ -100,18 +100,16 @@ def choose_panels(
     return ChosenPanels(chosen, count, matches.problem)
 
 
-def panel_places(
-    count: int, width: int, height: int, layout: Layout, least_width: int = LEAST_WIDTH
-) -> list[PanelPlace]:
-    """The places of one screenful of at most ``count`` charts; the first is above the others, at full width."""
+def panel_rects(count: int, width: int, height: int, layout: Layout, least_width: int = LEAST_WIDTH) -> list[PanelRect]:
+    """The rectangles of one screenful of at most ``count`` charts; the first is above the others, at full width."""
     if count < 1 or height < 3 or width < 12:
         return []
     rows = max(1, height // LEAST_HEIGHT)
     if layout == "one" or count == 1 or rows == 1:
-        return [PanelPlace(0, 0, width, height)]
+        return [PanelRect(0, 0, width, height)]
     if layout == "two":
         half = height // 2
-        return [PanelPlace(0, 0, width, height - half), PanelPlace(0, height - half, width, half)]
+        return [PanelRect(0, 0, width, height - half), PanelRect(0, height - half, width, half)]
     columns = max(1, min(MOST_COLUMNS, (width + 1) // (least_width + 1)))
     # The first chart gets twice the height of the others, if there is room.
     rows_of_first = 2 if rows >= 4 else 1
@@ -119,11 +117,11 @@ def panel_places(
     columns = min(columns, -(-(count - 1) // below))
     unit = max(LEAST_HEIGHT, min(height // (below + 2), height // 3))
     first = height - below * unit
-    places = [PanelPlace(0, 0, width, first)]
+    rects = [PanelRect(0, 0, width, first)]
     for number in range(min(count - 1, below * columns)):
         row, column = divmod(number, columns)
         in_row = min(columns, count - 1 - row * columns)
         x = column * (width + 1) // in_row
         end = (column + 1) * (width + 1) // in_row - 1
-        places.append(PanelPlace(x, first + row * unit, end - x, unit))
-    return places
+        rects.append(PanelRect(x, first + row * unit, end - x, unit))
+    return rects

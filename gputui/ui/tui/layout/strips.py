@@ -43,6 +43,9 @@ def head_line(
     snapshot: Snapshot, width: int, host_name: str, *, demo: bool, readonly: bool, keys: KeyWords = NO_KEYS
 ) -> Line:
     """The host and its GPUs, the number of runs in each active state, and the time."""
+    # The past moment needs the room; the runs are listed below.
+    is_tight = snapshot.past is not None and width < _TIGHT
+    right = _right_of_head(snapshot, keys, is_tight=is_tight)
     agent = snapshot.agent
     is_simulated = demo or (agent is not None and agent.source == "simulated")
     models = Counter(match.group(1).strip() for gpu in snapshot.gpus if (match := _MODEL.match(clean(gpu.name))))
@@ -50,8 +53,6 @@ def head_line(
         (clean(host_name), "text"),
         *((f"{count} × {model}", "text") for model, count in models.items()),
     ]
-    # The past moment needs the room; the runs are listed below.
-    is_tight = snapshot.past is not None and width < _TIGHT
     if agent is not None and not is_simulated and not is_tight:
         versions = (("driver", agent.driver_version), ("CUDA", agent.cuda_version))
         parts += [(f"{name} {clean(version)}", "dim") for name, version in versions if version]
@@ -59,18 +60,6 @@ def head_line(
         parts.append(("simulated", "warn"))
     if readonly:
         parts.append(("read only", "dim"))
-    counts = Counter(row.run.shown_state for row in snapshot.runs)
-    right: list[Span] = [
-        (f"{counts[state]} {run_sign(state).word}  ", run_sign(state).style)
-        for state in _CONCERNING
-        if counts[state] and not is_tight
-    ]
-    if snapshot.machine.queue_pause is not None:
-        opens: list[Span] = []
-        if keys.get("queue_toggle") and not is_tight:
-            opens = [(", ", "dim"), (keys["queue_toggle"], "key"), (" opens", "dim")]
-        right = [("queue paused", "warn"), *opens, ("  ", "text"), *right]
-    right = [("  ", "text"), *right, *right_end(snapshot.at, snapshot.past, keys)]
     room = width - sum(len(text) for text, _ in right)
     pieces: list[list[Span]] = [[(" gputui", "title")]]
     separator = ("  ", "dim")
@@ -78,6 +67,21 @@ def head_line(
         pieces.append([separator, part])
         separator = (" · ", "dim")
     return justify(fit_parts(pieces, room), right, width)
+
+
+def _right_of_head(snapshot: Snapshot, keys: KeyWords, *, is_tight: bool) -> list[Span]:
+    """Whether the queue is paused, the number of runs in each active state, and the time."""
+    spans: list[Span] = [("  ", "text")]
+    if snapshot.machine.queue_pause is not None:
+        spans.append(("queue paused", "warn"))
+        if keys.get("queue_toggle") and not is_tight:
+            spans += [(", ", "dim"), (keys["queue_toggle"], "key"), (" opens", "dim")]
+        spans.append(("  ", "text"))
+    counts = Counter(row.run.shown_state for row in snapshot.runs)
+    for state in _CONCERNING:
+        if counts[state] and not is_tight:
+            spans.append((f"{counts[state]} {run_sign(state).word}  ", run_sign(state).style))
+    return [*spans, *right_end(snapshot.at, snapshot.past, keys)]
 
 
 def demo_line(snapshot: Snapshot, width: int) -> Line:

@@ -25,9 +25,9 @@ from gputui.ui.tui.layout.panels import (
     LEAST_WIDTH,
     ChosenPanels,
     Panel,
-    PanelPlace,
+    PanelRect,
     choose_panels,
-    panel_places,
+    panel_rects,
 )
 from gputui.ui.tui.widgets.line_edit import LineEdit
 from gputui.ui.tui.widgets.pane import SlowPane
@@ -67,11 +67,11 @@ class Charts:
         self.request = ChartRequest(USUAL, view.axis, smoothing=view.smoothing, hardware=("utilization",))
         self._keep = keep
         self._say = say
-        self._places_on_axes: dict[Axis, tuple[Viewport, float | None]] = {}
+        self._rects_on_axes: dict[Axis, tuple[Viewport, float | None]] = {}
         self._names: Sequence[str] = ()
         self._hardware: Sequence[str] = ()
         self._visible: Sequence[Panel] = ()
-        self._places: Sequence[PanelPlace] = ()
+        self._rects: Sequence[PanelRect] = ()
         self._is_framed = self._is_tab = False
 
     def change(self, **changes: Any) -> None:
@@ -120,8 +120,8 @@ class Charts:
         self._is_tab = is_focused and not look.is_compared
         if axis != self.request.axis:
             # A past moment before the first step has another axis than the present, to which the crosshair returns.
-            self._places_on_axes[self.request.axis] = self.view.viewport, self.view.cursor
-            viewport, cursor = self._places_on_axes.get(axis, (Viewport(), None))
+            self._rects_on_axes[self.request.axis] = self.view.viewport, self.view.cursor
+            viewport, cursor = self._rects_on_axes.get(axis, (Viewport(), None))
             self.view = replace(self.view, viewport=viewport, cursor=cursor)
         drawn = next((run.data.frame.axis for run in look.runs), axis)
         look = replace(look, view=replace(self.view, axis=drawn))
@@ -151,10 +151,10 @@ class Charts:
         chosen = self.panels.chosen
         layout = "one" if self.is_maximised else self.view.layout
         least_width = LEAST_NAMED_WIDTH if look.is_compared else LEAST_WIDTH
-        at_once = max(1, len(panel_places(len(chosen), width, height, layout, least_width)))
+        at_once = max(1, len(panel_rects(len(chosen), width, height, layout, least_width)))
         first = index_of(self.keys, self.focused_key) // at_once * at_once
-        self._places = panel_places(min(at_once, len(chosen) - first), width, height, layout, least_width)
-        self._visible = chosen[first : first + len(self._places)]
+        self._rects = panel_rects(min(at_once, len(chosen) - first), width, height, layout, least_width)
+        self._visible = chosen[first : first + len(self._rects)]
 
     def _request_for(self, look: ChartLook, axis: Axis) -> ChartRequest:
         """The request for the visible charts over an axis."""
@@ -183,7 +183,7 @@ class Charts:
     def _lines(self, look: ChartLook, notes: Sequence[Span], width: int, height: int) -> list[Line]:
         head = self._head(look, width, notes)
         if self._visible:
-            lines = charts.grid_lines(self._visible, self._places, look, width, height - 1)
+            lines = charts.grid_lines(self._visible, self._rects, look, width, height - 1)
         else:
             text = "No metric matches the filter; esc clears it." if look.view.filter_text else "No metric yet."
             lines = [fit_line([("  " + text, "dim")], width)]
@@ -218,8 +218,6 @@ class Charts:
     def _settings_parts(self, look: ChartLook, width: int) -> list[Span]:
         """The settings that are not the usual ones, which charts are in sight, and what they hide."""
         view = look.view
-        frame = look.data.frame
-        chosen = self.panels.chosen
         visible = self._visible
         parts: list[Span] = [(f"x {charts.AXIS_NAMES[view.axis]}", "dim")]
         if view.is_log_x and self.extent is not None and self.extent.kind != "log":
@@ -229,7 +227,7 @@ class Charts:
         if view.is_cut:
             parts.append(("cut to the shortest", "accent"))
         if view.viewport.span is not None:
-            start, end = (x_words(frame, x) for x in look.window)
+            start, end = (x_words(look.data.frame, x) for x in look.window)
             parts.append((f"{start} to {end.removeprefix('step ')}", "accent"))
         if view.smoothing:
             parts.append((f"smoothing {view.smoothing:g}", "accent"))
@@ -238,11 +236,7 @@ class Charts:
         if self.panels.problem:
             parts.append((clean(self.panels.problem), "warn"))
         if 0 < len(visible) < self.panels.count:
-            first = chosen.index(visible[0]) + 1
-            sight = f"charts {first}–{first + len(visible) - 1} of {len(chosen)}"
-            if len(chosen) < self.panels.count:
-                sight += f" ({self.panels.count} in all)"
-            parts.append((sight, "dim"))
+            parts.append((_visible_words(self.panels, visible), "dim"))
         if visible and (saved := charts.counted_checkpoints(look, width)):
             parts.append((f"{saved} checkpoints", "good"))
         curves = look.data.curves.values()
@@ -279,7 +273,7 @@ class Charts:
 
     def scroll_page(self, by: int) -> None:
         """Choose a chart ``by`` screenfuls further."""
-        self.scroll(by * max(1, len(self._places)))
+        self.scroll(by * max(1, len(self._rects)))
 
     def filter_to(self, edit: LineEdit | None, text: str) -> None:
         """Show the charts that match a text, which is still being typed if there is an ``edit``."""
@@ -303,9 +297,9 @@ class Charts:
     @property
     def _columns(self) -> int:
         """Cells of the focused chart along the x axis."""
-        for panel, place in zip(self._visible, self._places, strict=False):
+        for panel, rect in zip(self._visible, self._rects, strict=False):
             if panel.key == self.focused_key:
-                return plot_columns(self.look, place.width, place.height)
+                return plot_columns(self.look, rect.width, rect.height)
         return 80
 
     def sideways(self, by: int) -> None:
@@ -360,12 +354,12 @@ class Charts:
     def click(self, x: int, y: int) -> None:
         """Focus the clicked chart, and move the crosshair there."""
         x -= self._is_framed
-        for panel, place in zip(self._visible, self._places, strict=False):
-            if 0 <= y - 1 - place.y < place.height and 0 <= x - place.x < place.width:
+        for panel, rect in zip(self._visible, self._rects, strict=False):
+            if 0 <= y - 1 - rect.y < rect.height and 0 <= x - rect.x < rect.width:
                 self.change(focus=panel.key)
-                columns = plot_columns(self.look, place.width, place.height)
+                columns = plot_columns(self.look, rect.width, rect.height)
                 # The newest values are right of their place.
-                column = min(x - place.x - charts.GUTTER - 2, columns - 1)
+                column = min(x - rect.x - charts.GUTTER - 2, columns - 1)
                 if self.extent is not None and column >= 0:
                     self.point_at(self.extent.between(self.look.window, (column + 0.5) / columns))
 
@@ -447,6 +441,16 @@ class Charts:
 WHOLE = "The charts show the whole run; + zooms in."
 
 
+def _visible_words(panels: ChosenPanels, visible: Sequence[Panel]) -> str:
+    """Which charts are in sight: ``charts 4–6 of 9 (31 in all)``."""
+    chosen = panels.chosen
+    first = chosen.index(visible[0]) + 1
+    text = f"charts {first}–{first + len(visible) - 1} of {len(chosen)}"
+    if len(chosen) < panels.count:
+        text += f" ({panels.count} in all)"
+    return text
+
+
 def crosshair_parts(look: ChartLook, visible: Sequence[Panel]) -> list[Span]:
     """The place of the crosshair, what happened there, and the hardware that no chart shows; nothing without it."""
     x = look.view.cursor
@@ -465,13 +469,12 @@ def crosshair_parts(look: ChartLook, visible: Sequence[Panel]) -> list[Span]:
         if marker.at is not None and frame.axis != "time":
             text += f" {charts.frame_clock(frame, marker.at)}"
         parts.append((text, charts.MARKER_STYLES[marker.kind]))
+    shown_fields = {panel.field for panel in visible}
     for field, (title, unit) in AT_CROSSHAIR.items():
         curves = (curve for curve in data.hardware if curve.field == field and curve.uuid is not None)
         values = [value for curve in curves if (value := charts.crosshair_value(curve, look)) is not None]
-        if values and field not in {panel.field for panel in visible}:
-            low = f"{min(values):.0f}"
-            high = f"{max(values):.0f}"
-            if low != high:
-                low = f"{low}–{high}"
-            parts.append((f"{title}{low}{unit}", "text"))
+        if values and field not in shown_fields:
+            # One number where all round to it.
+            ends = dict.fromkeys(f"{value:.0f}" for value in (min(values), max(values)))
+            parts.append((f"{title}{'–'.join(ends)}{unit}", "text"))
     return parts

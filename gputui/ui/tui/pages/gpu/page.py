@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partialmethod
 from typing import ClassVar, NamedTuple
 
@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from gputui.core.text import clean
 from gputui.core.units import UNKNOWN, celsius, count, count_of, duration, gibibytes, percent, rate, watts
 from gputui.metrics.draw.chart import Gutters, draw_chart
-from gputui.metrics.draw.parts import Chart, Curve, Line, Span, XAxis, YAxis
+from gputui.metrics.draw.parts import Chart, Curve, Line, Span, YAxis
 from gputui.metrics.progress import RankRow
 from gputui.store.attempts import JOULES_PER_KWH
 from gputui.store.hardware import GpuView
@@ -501,18 +501,11 @@ def chart_lines(gpu: GpuView, page: GpuPage, width: int, height: int, *, across:
     if newest_value(page.memory_temperatures) is not None:
         heat.append(curve(page.memory_temperatures, "dim", "memory °C", "■"))
     limit = gpu.power_limit_watts
-    power = history.power_watts
-    highest = max((value for value in [limit, *power] if value is not None), default=0.0)
-    power_unit = "W"
-    unit_watts = 1.0
-    if highest >= 1000.0:
-        power_unit = "kW"
-        unit_watts = 1000.0
-    in_unit = [value and value / unit_watts for value in power]
-    full = to_percent(history.memory_used_bytes, gpu.memory_total_bytes)
+    power_unit, unit_watts = _power_unit([limit, *history.power_watts])
+    power = [value and value / unit_watts for value in history.power_watts]
+    memory = to_percent(history.memory_used_bytes, gpu.memory_total_bytes)
     percents = YAxis(low=0.0, high=100.0)
-    from_zero = YAxis(low=0.0, high=limit and limit / unit_watts)
-    x_axis = XAxis(time_unit, -page.span_seconds / unit_seconds, 0.0)
+    up_to_limit = YAxis(low=0.0, high=limit and limit / unit_watts)
     drawn = [
         draw_chart(
             Chart(curves, x_axis=x_axis, y_axis=y_axis),
@@ -522,8 +515,8 @@ def chart_lines(gpu: GpuView, page: GpuPage, width: int, height: int, *, across:
         )
         for curves, y_axis in (
             ([curve(history.utilization_percent, "bar", "utilisation %")], percents),
-            ([curve(full, "bar2", "memory %")], percents),
-            ([curve(in_unit, "power", f"power {power_unit}")], from_zero),
+            ([curve(memory, "bar2", "memory %")], percents),
+            ([curve(power, "power", f"power {power_unit}")], up_to_limit),
             (heat, YAxis(low=20.0)),
         )
     ]
@@ -533,3 +526,11 @@ def chart_lines(gpu: GpuView, page: GpuPage, width: int, height: int, *, across:
         row = [block for lines_of_chart in drawn[first : first + across] for block in (lines_of_chart, gap)]
         lines += [fit_line(line, width) for line in join_blocks(*row)]
     return lines
+
+
+def _power_unit(powers: Iterable[float | None]) -> tuple[str, float]:
+    """The unit in which powers in watts are shown, and its watts."""
+    highest = max((watts for watts in powers if watts is not None), default=0.0)
+    if highest >= 1000.0:
+        return "kW", 1000.0
+    return "W", 1.0

@@ -30,11 +30,26 @@ _HELPFUL = ("traceback", "section_log", "rerun")
 def run_head(page: RunPage, gpus: Sequence[GpuView], now: float, width: int, past: Past | None, keys: KeyWords) -> Line:
     """``vit-b16-1 · ● running ↻2 · step 8 110/90 000 · 9 h 10 left · GPU 6``."""
     run = page.run
-    progress = page.progress
-    row = RunRow(page.run, page.progress)
-    sign = state_sign(row, now)
     tail = [(" ", "text"), *right_end(now, past, keys)]
     room = width - line_width(tail)
+    title_cells = 1 + min(cell_width(run_title(run)), LEAST_NAME)
+    for step in _step_words(page):
+        parts = _head_parts(page, gpus, now, step)
+        while (needed := title_cells + _joined(parts)) > room and max(parts)[0] > _DISPENSABLE:
+            parts.remove(max(parts))
+        if needed <= room:
+            break
+    least = _joined([part for part in parts if part[0] < 2])
+    title: Line = [(" " + clip_middle(run_title(run), max(LEAST_NAME, room - 1 - least)), "title")]
+    return [*fit_parts([title, *([(" · ", "dim"), span] for _, span in parts)], room), *tail]
+
+
+def _head_parts(page: RunPage, gpus: Sequence[GpuView], now: float, step: str) -> list[tuple[int, Span]]:
+    """The parts of the head that are not empty. Each has a number; that with the highest one is left out first."""
+    run = page.run
+    progress = page.progress
+    row = RunRow(run, progress)
+    sign = state_sign(row, now)
     status = status_line(row, now)
     if run.state == "failed" or (run.state == "queued" and run.waiting_for):
         # The banner below has the reason.
@@ -51,26 +66,16 @@ def run_head(page: RunPage, gpus: Sequence[GpuView], now: float, width: int, pas
         pace = f"{rate(progress.steps_per_second)} steps/s"
     if run.attempt > 1:
         attempt = f"attempt {run.attempt}"
-    name = 1 + min(cell_width(run_title(run)), LEAST_NAME)
-    for step in _step_words(page):
-        # With their importance: what matters least is left out first.
-        parts: list[tuple[int, Span]] = [
-            (0, (f"{sign.glyph} {sign.word}", sign.style)),
-            (1, (step, "text")),
-            (2, status),
-            (4, (loss, "text")),
-            (_DISPENSABLE, where),
-            (5, (pace, "text")),
-            (6, (attempt, "text")),
-        ]
-        parts = [part for part in parts if part[1][0]]
-        while (needed := name + _joined(parts)) > room and max(parts)[0] > _DISPENSABLE:
-            parts.remove(max(parts))
-        if needed <= room:
-            break
-    least = _joined([part for part in parts if part[0] < 2])
-    title: Line = [(" " + clip_middle(run_title(run), max(LEAST_NAME, room - 1 - least)), "title")]
-    return [*fit_parts([title, *([(" · ", "dim"), span] for _, span in parts)], room), *tail]
+    parts: list[tuple[int, Span]] = [
+        (0, (f"{sign.glyph} {sign.word}", sign.style)),
+        (1, (step, "text")),
+        (2, status),
+        (4, (loss, "text")),
+        (_DISPENSABLE, where),
+        (5, (pace, "text")),
+        (6, (attempt, "text")),
+    ]
+    return [part for part in parts if part[1][0]]
 
 
 def _joined(parts: Sequence[tuple[int, Span]]) -> int:

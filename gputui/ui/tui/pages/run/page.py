@@ -151,13 +151,7 @@ class RunScreen(ActionScreen):
         snapshot = self.snapshot
         around = 1 + self.draw_frame(width)
         if page is None:
-            state = "is gone" if self._was_read else "reading…"
-            if snapshot.past is not None:
-                state = "did not exist yet"
-            self.head.show([fit_line([(f" {clean(self.run_id)}", "title"), (f" · {state}", "dim")], width)])
-            self.labels.clear()
-            self.banner.clear()
-            self._resize_panes({}, 0)
+            self._draw_missing(width)
             return
         self._was_read = True
         if page.run.state != "failed":
@@ -200,6 +194,16 @@ class RunScreen(ActionScreen):
             [self.with_trail(lambda room: run_head(drawn, snapshot.gpus, snapshot.at, room, *moment), width)]
         )
 
+    def _draw_missing(self, width: int) -> None:
+        """Draw the page of a run that was not read."""
+        state = "is gone" if self._was_read else "reading…"
+        if self.snapshot.past is not None:
+            state = "did not exist yet"
+        self.head.show([fit_line([(f" {clean(self.run_id)}", "title"), (f" · {state}", "dim")], width)])
+        self.labels.clear()
+        self.banner.clear()
+        self._resize_panes({}, 0)
+
     def _tabs_line(self, width: int) -> Line:
         line: Line = [(" ", "text")]
         for number, name in enumerate(SECTIONS, 1):
@@ -219,32 +223,36 @@ class RunScreen(ActionScreen):
         log_height = max(5 + frame, height // 4)
         if self.section == "log":
             log_height = max(log_height, min(height // 2, len(page.log.lines) + frame))
-        sizes: dict[Section, Size] = {}
         if has_charts:
             upper = max(0, height - log_height)
-            side = min(96, width * 9 // 20)
-            sections = self._sections(page, side - 2, {self.section})
-            # What is left out elsewhere is shown where there is room.
-            opened = self._sections(page, side - 2, {*BESIDE})
-            if sum(section.height + frame for section in opened.values()) <= upper:
-                sections = opened
-            needs: dict[str, int] = {name: sections[name].height + frame for name in BESIDE}
-            rooms = share_lines(needs, self.section, upper)
-            sizes["charts"] = (width - side, upper)
-            for name in BESIDE:
-                sizes[name] = (side, rooms[name])
-        else:
-            names = [name for name in BESIDE if name != "ranks" or name == self.section]
-            side = width // len(names)
-            sections = self._sections(page, side - 2, {self.section})
-            highest = max(sections[name].height + frame for name in names)
-            log_height = max(log_height, height - highest, height * 3 // 5)
-            upper = max(0, height - log_height)
-            for name in names:
-                sizes[name] = (side, upper)
-            sizes[names[-1]] = (width - side * (len(names) - 1), upper)
-        sizes["log"] = (width, log_height)
-        return sections, sizes, upper
+            sections, sizes = self._sizes_beside_charts(page, width, upper, frame)
+            return sections, {**sizes, "log": (width, log_height)}, upper
+        names = [name for name in BESIDE if name != "ranks" or name == self.section]
+        side = width // len(names)
+        sections = self._sections(page, side - 2, {self.section})
+        highest = max(sections[name].height + frame for name in names)
+        log_height = max(log_height, height - highest, height * 3 // 5)
+        upper = max(0, height - log_height)
+        sizes = dict.fromkeys(names, (side, upper))
+        sizes[names[-1]] = (width - side * (len(names) - 1), upper)
+        return sections, {**sizes, "log": (width, log_height)}, upper
+
+    def _sizes_beside_charts(
+        self, page: RunPage, width: int, upper: int, frame: int
+    ) -> tuple[Mapping[str, SideSection], dict[Section, Size]]:
+        """The sections of a wide page with their sizes: charts, and at their side the others below each other."""
+        side = min(96, width * 9 // 20)
+        sections = self._sections(page, side - 2, {self.section})
+        # What is left out elsewhere is shown where there is room.
+        opened = self._sections(page, side - 2, {*BESIDE})
+        if sum(section.height + frame for section in opened.values()) <= upper:
+            sections = opened
+        needs: dict[str, int] = {name: sections[name].height + frame for name in BESIDE}
+        rooms = share_lines(needs, self.section, upper)
+        sizes: dict[Section, Size] = {"charts": (width - side, upper)}
+        for name in BESIDE:
+            sizes[name] = (side, rooms[name])
+        return sections, sizes
 
     def _resize_panes(self, sizes: Mapping[Section, Size], upper: int) -> None:
         """Show these sections, all but the log in so many lines above it."""

@@ -164,16 +164,17 @@ def parameter_lines(page: RunPage, now: float, width: int) -> list[Line]:
     rows = []
     for name in dict.fromkeys([*page.launched, *page.run.params]):
         values = [clean(parameter(value)) for value, _ in groupby(params.get(name, UNKNOWN) for params in every)]
+        if len(values) == 1:
+            rows.append((clean(name), values[0], "text", ""))
+            continue
         text = " → ".join(values)
-        reason = ""
-        style = "warn" if len(values) > 1 else "text"
         if len(values) > MOST_VALUES:
             text = f"{values[0]} → {values[-1]} ({len(values) - 1}×)"
-        if len(values) > 1 and name in causes:
-            decision, kind = causes[name]
-            if decision.params[name] == page.run.params.get(name):
-                reason = clean(f"{kind_title(kind)} {dated_clock(decision.at, now)}")
-        rows.append((clean(name), text, style, reason))
+        reason = ""
+        decision = decisions.get(name)
+        if decision is not None and decision.params[name] == page.run.params.get(name):
+            reason = clean(f"{kinds.get(decision.incident_id, 'recovery')} {dated_clock(decision.at, now)}")
+        rows.append((clean(name), text, "warn", reason))
     rows.sort(key=lambda row: row[2] == "text")
     if (code := launched_code(page.run)) is not None:
         rows.append(("code", code, "text", ""))
@@ -370,6 +371,25 @@ def timeline_lines(
     page: RunPage, gpus: Sequence[GpuView], now: float, width: int, *, with_evidence: bool = False
 ) -> list[Line]:
     """Attempts, incidents, decisions and costs in order of time, each with its day if not today."""
+    entries = sorted(_entries(page, gpus, with_evidence=with_evidence), key=lambda entry: entry.at)
+    stamps = [dated_clock(entry.at, now) for entry in entries]
+    margin = max(map(cell_width, stamps)) + 2
+    lines: list[Line] = []
+    for stamp, entry in zip(stamps, entries, strict=True):
+        before = f"{stamp:>{margin - 1}} "
+        for part in wrap(entry.text, width - margin):
+            lines.append(fit_line([(before, "dim"), (part, entry.style)], width))
+            before = " " * margin
+        for detail, style in entry.details:
+            indent = margin
+            for part in wrap(detail, width - margin - _INDENT):
+                lines.append(fit_line([(" " * indent + part, style)], width))
+                indent = margin + _INDENT
+    return lines
+
+
+def _entries(page: RunPage, gpus: Sequence[GpuView], *, with_evidence: bool) -> list[_Entry]:
+    """What happened to a run, in no order."""
     run = page.run
     sinks: list[Span] = []
     if page.sinks:
@@ -392,21 +412,7 @@ def timeline_lines(
         if run.state != "failed" and (reason := clean(run.reported_reason or "")):
             text += f": {reason}"
         entries.append(_Entry(run.ended_at, sign.style, text))
-    entries.sort(key=lambda entry: entry.at)
-    stamps = [dated_clock(entry.at, now) for entry in entries]
-    margin = max(map(cell_width, stamps)) + 2
-    lines: list[Line] = []
-    for stamp, entry in zip(stamps, entries, strict=True):
-        before = f"{stamp:>{margin - 1}} "
-        for part in wrap(entry.text, width - margin):
-            lines.append(fit_line([(before, "dim"), (part, entry.style)], width))
-            before = " " * margin
-        for detail, style in entry.details:
-            indent = margin
-            for part in wrap(detail, width - margin - _INDENT):
-                lines.append(fit_line([(" " * indent + part, style)], width))
-                indent = margin + _INDENT
-    return lines
+    return entries
 
 
 def cost_lines(page: RunPage, width: int) -> list[Line]:
