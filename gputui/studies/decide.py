@@ -225,39 +225,42 @@ def next_move(
         reached: the value of each trial at its last rung.
         since: when the study was begun, resumed or extended last, in UTC unix seconds.
     """
-    sampled = [trial for trial in trials if trial.origin not in ("warm", "rerun", OUTSIDE)]
     active = active_trials(trials)
     spent = spent_words(spec.budget, usage)
     if spent is not None:
         if active:
             return Next(stop_trials=spent)
         return Next(over=spent)
-    waiting = any(trial.state is TrialState.ENQUEUED and trial.origin != OUTSIDE for trial in trials)
-    begun = len(sampled) - sum(trial.state is TrialState.ENQUEUED for trial in sampled)
-    if spec.pbt is None:
-        limit = spec.budget.trials
-    else:
-        limit = spec.pbt.members
-    is_full = limit is not None and begun >= limit
-    is_exhausted = spec.is_grid and grid_point(spec, trials) is None
-    is_stale = spec.stop_after is not None and fruitless_count(trials, spec.objectives, since) >= spec.stop_after
-    if (is_full or is_exhausted or is_stale) and not waiting:
-        if not active and (again := trials_to_rerun(spec, trials, reached or {})):
-            return Next(rerun=again)
-        if is_full:
-            done = f"its {count(begun)} trials have ended"
-        elif is_exhausted:
-            done = "every point of its grid is done"
-        else:
-            done = f"{count(spec.stop_after)} trials in a row brought nothing better"
+    is_waiting = any(trial.state is TrialState.ENQUEUED and trial.origin != OUTSIDE for trial in trials)
+    done = _done_words(spec, trials, since)
+    if done is not None and not is_waiting:
         if active:
             return Next()
+        if again := trials_to_rerun(spec, trials, reached or {}):
+            return Next(rerun=again)
         return Next(over=done)
     # At most one trial is in the queue, so that its point is chosen just before it starts.
     queued = any(trial.state is TrialState.LAUNCHING for trial in active)
     # A pruned trial saves nothing and ends at once, so the next one is launched meanwhile.
     staying = sum(trial.state is not TrialState.PRUNING for trial in active)
     return Next(launch=staying < room and not queued)
+
+
+def _done_words(spec: StudySpec, trials: Sequence[TrialRecord], since: float) -> str | None:
+    """A sentence why a study begins no other trial; None while it may."""
+    sampled = [trial for trial in trials if trial.origin not in ("warm", "rerun", OUTSIDE)]
+    begun = len(sampled) - sum(trial.state is TrialState.ENQUEUED for trial in sampled)
+    if spec.pbt is None:
+        limit = spec.budget.trials
+    else:
+        limit = spec.pbt.members
+    if limit is not None and begun >= limit:
+        return f"its {count(begun)} trials have ended"
+    if spec.is_grid and grid_point(spec, trials) is None:
+        return "every point of its grid is done"
+    if spec.stop_after is not None and fruitless_count(trials, spec.objectives, since) >= spec.stop_after:
+        return f"{count(spec.stop_after)} trials in a row brought nothing better"
+    return None
 
 
 def trials_to_rerun(spec: StudySpec, trials: Sequence[TrialRecord], reached: Mapping[int, float]) -> tuple[int, ...]:

@@ -116,7 +116,7 @@ def load_study(path: Path, workspace: Workspace, cwd: Path, target: str | None =
 
 
 def read_study(text: str, path: Path, workspace: Workspace, cwd: Path, target: str | None = None) -> StudyFile:
-    """Parse a study's text from ``path``. Raises ProfileError."""
+    """Parse a study's text from ``path``. Raises ProfileError with every problem."""
     document = parse_file(text, path)
     form = document.data
     if not isinstance(form, dict):
@@ -142,12 +142,10 @@ def read_study(text: str, path: Path, workspace: Workspace, cwd: Path, target: s
     try:
         spec = TypeAdapter(StudySpec).validate_python(data)
     except ValidationError as error:
-        for place, what in findings(error, StudySpec):
-            problems.append(problem_at(path, document, _place_in_file(place, data), **what))
+        for key_path, what in findings(error, StudySpec):
+            problems.append(problem_at(path, document, _path_in_file(key_path, data), **what))
     if spec is not None and profile is not None:
-        gpus = spec.gpus_per_trial if "gpus_per_trial" in data else gpus_of(profile)
-        rerun = 0 if spec.pruner.kind == "none" else spec.rerun
-        spec = replace(spec, profile=profile.name, gpus_per_trial=gpus, rerun=rerun)
+        spec = _with_defaults_of(profile, spec, data.keys())
         crossed += _cross_check(spec, profile, data.keys())
     problems += [
         problem_at(path, document, finding.place, problem=finding.problem, nearest=finding.nearest)
@@ -158,14 +156,25 @@ def read_study(text: str, path: Path, workspace: Workspace, cwd: Path, target: s
     return StudyFile(path, text, spec, profile)
 
 
-def _place_in_file(place: tuple[Any, ...], data: Mapping[str, Any]) -> tuple[Any, ...]:
-    """A place in the list of dimensions or objectives as the file has it."""
-    if place[:1] == ("space",) and len(place) > 1:
-        return ("space", list(data["space"])[place[1]], *place[2:])
+def _with_defaults_of(profile: Profile, spec: StudySpec, keys: Collection[str]) -> StudySpec:
+    """The study with what its profile says where its own ``keys`` do not."""
+    gpus = spec.gpus_per_trial
+    if "gpus_per_trial" not in keys:
+        gpus = gpus_of(profile)
+    rerun = spec.rerun
+    if spec.pruner.kind == "none":
+        rerun = 0
+    return replace(spec, profile=profile.name, gpus_per_trial=gpus, rerun=rerun)
+
+
+def _path_in_file(key_path: tuple[Any, ...], data: Mapping[str, Any]) -> tuple[Any, ...]:
+    """A path in the list of dimensions or objectives as the file has it."""
+    if key_path[:1] == ("space",) and len(key_path) > 1:
+        return ("space", list(data["space"])[key_path[1]], *key_path[2:])
     is_one = isinstance(data.get("objective"), dict)
-    if is_one and place[:2] == ("objective", 0):
-        return ("objective", *place[2:])
-    return place
+    if is_one and key_path[:2] == ("objective", 0):
+        return ("objective", *key_path[2:])
+    return key_path
 
 
 def _profile(document: Document, path: Path, workspace: Workspace, cwd: Path) -> tuple[Profile | None, list[Problem]]:
@@ -312,14 +321,14 @@ def _cross_check(spec: StudySpec, profile: Profile, keys: Collection[str]) -> It
     """Check the keys of a study against each other, and its space against its profile. ``keys``
     are the keys of the file."""
     for number, dimension in enumerate(spec.space):
-        place = ("space", dimension.name)
+        key_path = ("space", dimension.name)
         if dimension.name in profile.parameters:
             yield from _check_dimension(dimension, profile.parameters[dimension.name])
         yield from _check_condition(dimension, spec.space[:number])
         if spec.is_grid and dimension.grid() is None:
-            yield CrossFinding(place, "a grid needs a step or a list of values")
+            yield CrossFinding(key_path, "a grid needs a step or a list of values")
         if spec.pbt is not None and dimension.when:
-            yield CrossFinding((*place, "when"), "members of a population have every parameter")
+            yield CrossFinding((*key_path, "when"), "members of a population have every parameter")
     metrics = [objective.metric for objective in spec.objectives]
     for number, metric in enumerate(metrics):
         if metric in metrics[:number]:
@@ -375,39 +384,39 @@ def _rules(spec: StudySpec, profile: Profile, keys: Collection[str]) -> Iterator
 
 
 def _check_dimension(dimension: Dimension, parameter: Parameter) -> Iterator[CrossFinding]:
-    place = ("space", dimension.name)
+    key_path = ("space", dimension.name)
     if dimension.kind == "choice":
         for number, value in enumerate(dimension.choices):
             if why := _unfit(parameter, value):
-                yield CrossFinding((*place, "values", number), why)
+                yield CrossFinding((*key_path, "values", number), why)
         return
     if dimension.kind == "float" and parameter.kind == "int":
         why = "the parameter takes whole numbers"
         if parameter.is_whole_by_default:
             why = parameter.by_example
-        yield CrossFinding((*place, "type"), f"{why}; or write type: int here")
+        yield CrossFinding((*key_path, "type"), f"{why}; or write type: int here")
         return
     for key, bound in zip(("min", "max"), dimension.bounds, strict=True):
         if dimension.kind == "int":
             bound = int(bound)
         if why := _unfit(parameter, bound):
-            yield CrossFinding((*place, key), why)
+            yield CrossFinding((*key_path, key), why)
     multiple = parameter.multiple_of
     if multiple is not None and ((dimension.step or 1) % multiple or dimension.bounds[0] % multiple):
-        yield CrossFinding(place, f"its values must be multiples of {multiple}; give min and step so")
+        yield CrossFinding(key_path, f"its values must be multiples of {multiple}; give min and step so")
 
 
 def _check_condition(dimension: Dimension, earlier: Sequence[Dimension]) -> Iterator[CrossFinding]:
     """Check that the values which a parameter depends on exist."""
     by_name = {ancestor.name: ancestor for ancestor in earlier}
     for name, values in dimension.when.items():
-        place = ("space", dimension.name, "when", name)
+        key_path = ("space", dimension.name, "when", name)
         if name not in by_name:
-            yield CrossFinding(place, "no parameter above it in the space has this name", nearest(name, by_name))
+            yield CrossFinding(key_path, "no parameter above it in the space has this name", nearest(name, by_name))
             continue
         for value in values:
             if not by_name[name].holds(value):
-                yield CrossFinding(place, f"{name} is never {value}")
+                yield CrossFinding(key_path, f"{name} is never {value}")
 
 
 # --- a grid of the command line ---------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import pytest
 from gputui.core.config import Workspace
 from gputui.ui.tui import settings as kept
 from gputui.ui.tui.actions import Scope, actions_in
-from gputui.ui.tui.actions.keymap import resolve
+from gputui.ui.tui.actions.keymap import resolve_keys
 from gputui.ui.tui.actions.keys import key_name
 from gputui.ui.tui.app import GputuiApp
 from gputui.ui.tui.dialogs.settings import ITEMS
@@ -85,7 +85,7 @@ def test_a_wish_holds_wherever_the_action_is() -> None:
     words = {"S": "S", "?": "question_mark", "+": "plus", "ctrl++": "ctrl+plus", "ctrl+s": "ctrl+s", "f5": "f5"}
     words |= dict.fromkeys(("", "hyperspace", "cmd+s", "SS"))
     assert {word: key_name(word) for word in words} == words
-    found = resolve({"stop": "f9 ctrl+s", "run.export": "f8"})
+    found = resolve_keys({"stop": "f9 ctrl+s", "run.export": "f8"})
     assert not found.refused
     assert found.on("overview")["stop"] == ("f9", "ctrl+s") == found.on("run")["stop"]
     assert "export" not in found.on("overview") and found.on("run")["export"] == ("f8",)
@@ -100,7 +100,7 @@ def test_what_cannot_be_is_refused_in_words() -> None:
         ({"stop": ""}, "no key"),
         ({"launch.preview": "p"}, "text"),
     ]:
-        found = resolve(wanted)
+        found = resolve_keys(wanted)
         assert len(found.refused) == 1 and word in found.refused[0], (wanted, word)
         for scope in get_args(Scope):
             keys = [key for action in actions_in(scope) for key in found.on(scope).get(action.name, action.keys)]
