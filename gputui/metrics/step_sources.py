@@ -20,7 +20,7 @@ from gputui.store.metrics.stored_lines import NOT_METRICS
 # In the newest values of a source: those that only a source with the attempt's steps has.
 _OF_STEPS = ("step", "total_steps")
 
-_NOTE = """
+_WIDEN = """
 UPDATE attempts SET
     first_step = min(coalesce(first_step, :first), iif(:is_again, :first, coalesce(first_step, :first))),
     last_step = max(coalesce(last_step, -1), :last),
@@ -66,30 +66,50 @@ def store_steps(connection: sqlite3.Connection, batch: Batch, now: float) -> Non
     if with_loss and source_id not in with_loss:
         forget_newest(connection, source_id, batch.attempt, _OF_STEPS)
         return
-    attempt = {"run_id": run_id, "attempt": batch.attempt}
-    first = batch.first_step
-    last = batch.last_step
+    attempt: dict[str, object] = {"run_id": run_id, "attempt": batch.attempt}
     is_mixed = bool(with_loss) and kind in KINDS_OF_MIXED_LINES
+    counted_loss = None
     if is_mixed:
-        lines = ((row.step, row.data) for row in batch.rows if row.rank in (None, 0))
-        steps = [step for step, data in lines if step is not None and loss in orjson.loads(data)]
-        first = next(iter(steps), None)
-        last = max(steps, default=None)
-    if first is not None:
-        is_again = batch.state.first_generation < batch.state.generation
-        # A line may be read late, after an absence of the agent, and its own clock may be wrong.
-        written_at = min((row.at for row in batch.rows if row.step is not None and row.at is not None), default=now)
-        values = {"first": first, "last": last, "is_again": is_again, "now": now, "written_at": written_at}
-        connection.execute(_NOTE, attempt | values)
+        counted_loss = loss
+    steps = _steps(batch, counted_loss)
+    if steps is not None:
+        _widen(connection, attempt, batch, steps, now)
     without_loss = [number for number in newest.keys() - with_loss if with_loss and "step" in newest[number]]
     for number in without_loss:
         forget_newest(connection, number, batch.attempt, _OF_STEPS)
     if without_loss or is_corrected or (is_mixed and loss in batch.new_names):
-        path = f'$."{loss}"' if with_loss else None
+        path = None
+        if with_loss:
+            path = f'$."{loss}"'
         sources = orjson.dumps([*(with_loss or newest)]).decode()
         connection.execute(_REPLACE, attempt | {"sources": sources, "path": path})
     if is_mixed:
         connection.execute(_NEWEST_OF_LOSS, attempt | {"source_id": source_id})
+
+
+def _steps(batch: Batch, loss: str | None) -> tuple[int, int] | None:
+    """The first and the last step of a batch, of its lines with a loss if that is named; None without any."""
+    if loss is None:
+        if batch.first_step is None or batch.last_step is None:
+            return None
+        return batch.first_step, batch.last_step
+    lines = ((row.step, row.data) for row in batch.rows if row.rank in (None, 0))
+    steps = [step for step, data in lines if step is not None and loss in orjson.loads(data)]
+    if not steps:
+        return None
+    return steps[0], max(steps)
+
+
+def _widen(
+    connection: sqlite3.Connection, attempt: dict[str, object], batch: Batch, steps: tuple[int, int], now: float
+) -> None:
+    """Widen the steps of an attempt by those of a batch."""
+    first, last = steps
+    is_again = batch.state.first_generation < batch.state.generation
+    # A line may be read late, after an absence of the agent, and its own clock may be wrong.
+    written_at = min((row.at for row in batch.rows if row.step is not None and row.at is not None), default=now)
+    values = {"first": first, "last": last, "is_again": is_again, "now": now, "written_at": written_at}
+    connection.execute(_WIDEN, attempt | values)
 
 
 def _forget_gone_names(connection: sqlite3.Connection, source_id: int, attempt: int) -> None:

@@ -41,6 +41,8 @@ from gputui.runs.spec import (
 
 INSTALLED = Path(__file__).resolve().parents[2]
 OWN_PACKAGE = "trainer"
+# The key of a profile that asks for GPUs.
+PROFILE_GPUS = "gpus"
 
 
 class ResolveError(ExplainedError, ValueError):
@@ -98,22 +100,11 @@ def resolve(
     except ParameterError as error:
         problems = [*error.problems]
         is_refusal = False
-    source = "gpus"
-    selection = usual_selection(profile, choice.inventory)
+    origin = _origin_of_gpus(profile, choice, env, is_here=target is None)
     try:
-        if choice.override is not None:
-            source = "--gpus"
-            selection = parse_selection(choice.override)
-        elif target is None and choice.heeds_shell and (shell := _shell_gpus(selection, env)) is not None:
-            source = SHELL_GPUS
-            selection = shell_selection(shell)
-        if target is not None and selection.share < 1:
-            raise SelectionError("a part of a GPU is for this machine; a target gives whole ones")
-        gpus = _gpus(form, request_gpus(selection, choice.inventory, form.requires.gpu_memory, choice.excluded))
-        if source == SHELL_GPUS:
-            gpus = replace(gpus, shell=env[SHELL_GPUS])
+        gpus = _gpus(profile, choice, origin, env, is_here=target is None)
     except SelectionError as error:
-        problems.append(f"{source}: {error}")
+        problems.append(f"{origin}: {error}")
         is_refusal = is_refusal and error.is_refusal
     if problems:
         raise ResolveError(problems, is_refusal=is_refusal)
@@ -128,7 +119,7 @@ def resolve(
         workdir=workdir,
         typed=profile.typed,
         spellings=profile.spellings,
-        nproc=_processes(form, gpus, is_overridden=source != "gpus"),
+        nproc=_processes(form, gpus, is_overridden=origin != PROFILE_GPUS),
         gpus=gpus,
         visible=form.visible,
         disk_bytes=form.requires.disk,
@@ -157,12 +148,17 @@ def resolve(
         spec = replace(spec, best=BestMetric(form.metrics.best.name, form.metrics.best.mode))
     if profile.path is not None:
         spec = replace(spec, profile_path=str(profile.folder / profile.path.resolve().name))
-    if target is not None and target.get("python"):
-        return replace(spec, python=target["python"])
-    if LAUNCHERS[form.launcher].takes_command:
+    return _with_python(spec, profile, env)
+
+
+def _with_python(spec: RunSpec, profile: Profile, env: Mapping[str, str]) -> RunSpec:
+    """The specification with its interpreter: that of its target, or the profile's; none for a command."""
+    if spec.target is not None and spec.target.get("python"):
+        return replace(spec, python=spec.target["python"])
+    if LAUNCHERS[spec.launcher].takes_command:
         return spec
-    python = interpreter_of(profile, workdir, env)
-    if target is not None:
+    python = interpreter_of(profile, spec.workdir, env)
+    if spec.target is not None:
         return replace(spec, python=python.path)
     return replace(spec, python=python.path, python_origin=python.origin)
 
@@ -237,9 +233,30 @@ def _shell_gpus(usual: Selection, environ: Mapping[str, str]) -> str | None:
     return environ.get(SHELL_GPUS)
 
 
-def _gpus(form: ProfileForm, request: GpuRequest) -> GpuRequest:
-    """The request for GPUs with what the profile says of them."""
+def _origin_of_gpus(profile: Profile, choice: GpuChoice, environ: Mapping[str, str], *, is_here: bool) -> str:
+    """What says which GPUs are asked for, as a problem with them names it."""
+    if choice.override is not None:
+        return "--gpus"
+    usual = usual_selection(profile, choice.inventory)
+    if is_here and choice.heeds_shell and _shell_gpus(usual, environ) is not None:
+        return SHELL_GPUS
+    return PROFILE_GPUS
+
+
+def _gpus(profile: Profile, choice: GpuChoice, origin: str, environ: Mapping[str, str], *, is_here: bool) -> GpuRequest:
+    """The request for GPUs of an origin, with what the profile says of them. Raises SelectionError."""
+    form = profile.form
+    selection = usual_selection(profile, choice.inventory)
+    if choice.override is not None:
+        selection = parse_selection(choice.override)
+    elif origin == SHELL_GPUS:
+        selection = shell_selection(environ[SHELL_GPUS])
+    if not is_here and selection.share < 1:
+        raise SelectionError("a part of a GPU is for this machine; a target gives whole ones")
+    request = request_gpus(selection, choice.inventory, form.requires.gpu_memory, choice.excluded)
     request = replace(request, beside_desktop=form.beside_desktop)
+    if origin == SHELL_GPUS:
+        request = replace(request, shell=environ[SHELL_GPUS])
     if form.min_gpus is None or not request.count:
         return request
     return replace(request, min_count=min(form.min_gpus, request.count))

@@ -373,7 +373,7 @@ def present_since(connection: sqlite3.Connection, uuid: str) -> dict[int, float]
 def gpu_history(
     connection: sqlite3.Connection, since: float, end: float, buckets: int, uuid: str | None = None
 ) -> dict[str, GpuHistory]:
-    """Means over ``buckets`` equal spans of [since, until), by UUID, of GPUs with samples."""
+    """Means over ``buckets`` equal spans of [since, end), by UUID, of GPUs with samples."""
     gpus = connection.execute("SELECT gpu_id, uuid FROM gpus WHERE uuid = coalesce(?, uuid)", (uuid,)).fetchall()
     grid = rollups.SpanGrid.equal_parts(since, end, buckets)
     histories: dict[str, GpuHistory] = {}
@@ -388,7 +388,7 @@ def gpu_history(
 def memory_temperature_history(
     connection: sqlite3.Connection, uuid: str, since: float, end: float, buckets: int
 ) -> tuple[float | None, ...]:
-    """The mean temperature of a GPU's memory in ``buckets`` equal spans of [since, until)."""
+    """The mean temperature of a GPU's memory in ``buckets`` equal spans of [since, end)."""
     row = connection.execute("SELECT gpu_id FROM gpus WHERE uuid = ?", (uuid,)).fetchone()
     if row is None:
         return (None,) * buckets
@@ -397,9 +397,9 @@ def memory_temperature_history(
 
 
 def host_history(connection: sqlite3.Connection, since: float, end: float, buckets: int) -> HostHistory:
-    """Means over ``buckets`` equal spans of [since, until)."""
-    grid = rollups.SpanGrid.equal_parts(since, end, buckets)
-    return HostHistory(*rollups.means(connection, series.HOST, series.HOST_ID, HostHistory.__struct_fields__, grid))
+    """Means over ``buckets`` equal spans of [since, end)."""
+    columns = HostHistory.__struct_fields__
+    return HostHistory(*rollups.means(connection, series.HOST, series.HOST_ID, columns, since, end, buckets))
 
 
 _HOST_COLUMNS = tuple(name for name in HostSample.__struct_fields__ if name != "at")

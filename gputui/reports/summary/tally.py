@@ -134,18 +134,24 @@ class _Tally:
             if (train := self.since_validation.value) is not None:
                 self.validation = Validation(line.step, held_out, train)
             self.since_validation = _Mean()
-        judged = (self.roles.training, self.roles.validation, self.roles.best)
         for name, value in numbers.items():
-            is_more = is_more_better(name)
-            if name == self.roles.best:
-                is_more = self.roles.mode == "max"
-            is_result = name in judged or name.startswith(("val/", "test"))
-            if math.isfinite(value) and (is_result or (is_more and name not in _SPEEDS)):
-                sign = 1 if is_more else -1
-                best = self.best.get(name)
-                if best is None or sign * value > sign * best.value:
-                    better = "more" if is_more else "less"
-                    self.best[name] = Best(name, value, line.step, better)
+            if math.isfinite(value):
+                self._compare_best(name, value, line.step)
+
+    def _compare_best(self, name: str, value: float, step: int | None) -> None:
+        """Note a value that is the best of its metric so far, if that is a result of the training."""
+        is_more = is_more_better(name)
+        if name == self.roles.best:
+            is_more = self.roles.mode == "max"
+        judged = (self.roles.training, self.roles.validation, self.roles.best)
+        is_result = name in judged or name.startswith(("val/", "test"))
+        if not is_result and (not is_more or name in _SPEEDS):
+            return
+        best = self.best.get(name)
+        if is_more and (best is None or value > best.value):
+            self.best[name] = Best(name, value, step, "more")
+        elif not is_more and (best is None or value < best.value):
+            self.best[name] = Best(name, value, step, "less")
 
     def _compare_rate(self, line: StoredLine, numbers: Mapping[str, float]) -> None:
         rate = numbers.get("lr")

@@ -207,29 +207,48 @@ def _notes(connection: sqlite3.Connection, run_id: str, after: Mapping[str, int]
         (run_id,),
     ).fetchall()
     notes = list(_attempts(attempts, after.get("attempt", 0)))
-    for number, attempt, at, kind, rank, step, summary in connection.execute(
-        "SELECT incident_id, attempt, at, kind, rank, step, summary FROM incidents WHERE run_id = "
-        "? AND incident_id > ?",
-        (run_id, after.get("incident", 0)),
-    ).fetchall():
+    notes += _incidents(connection, run_id, after.get("incident", 0))
+    notes += _decisions(connection, run_id, after.get("decision", 0))
+    began = [(number, created_at) for number, created_at, *_ in attempts]
+    notes += _ends(connection, run_id, after.get("end", 0), began)
+    return sorted(notes, key=lambda note: (note.attempt, _ORDER[note.kind], note.number))
+
+
+def _incidents(connection: sqlite3.Connection, run_id: str, after: int) -> Iterator[Note]:
+    rows = connection.execute(
+        "SELECT incident_id, attempt, at, kind, rank, step, summary FROM incidents "
+        "WHERE run_id = ? AND incident_id > ?",
+        (run_id, after),
+    )
+    for number, attempt, at, kind, rank, step, summary in rows.fetchall():
         data = {"kind": kind, "summary": summary, "rank": rank, "step": step}
-        notes.append(Note("incident", attempt, at, number, data))
-    for number, attempt, at, verdict, reason, params, resume_from in connection.execute(
+        yield Note("incident", attempt, at, number, data)
+
+
+def _decisions(connection: sqlite3.Connection, run_id: str, after: int) -> Iterator[Note]:
+    rows = connection.execute(
         "SELECT decision_id, attempt, at, verdict, reason, params, resume_from FROM decisions "
         "WHERE run_id = ? AND decision_id > ?",
-        (run_id, after.get("decision", 0)),
-    ).fetchall():
+        (run_id, after),
+    )
+    for number, attempt, at, verdict, reason, params, resume_from in rows.fetchall():
         name = _name_of(resume_from)
         data = {"verdict": verdict, "reason": reason, "changed": json.loads(params), "resume_from": name}
-        notes.append(Note("decision", attempt, at, number, data))
-    for number, at, state, cause in connection.execute(
+        yield Note("decision", attempt, at, number, data)
+
+
+def _ends(
+    connection: sqlite3.Connection, run_id: str, after: int, attempts: Sequence[tuple[int, float]]
+) -> Iterator[Note]:
+    """The ends of the run; each is of the newest attempt then, of all with the time of their creation."""
+    rows = connection.execute(
         "SELECT transition_id, at, to_state, cause FROM transitions WHERE run_id = ? AND "
         "transition_id > ? AND to_state IN ('succeeded', 'failed', 'stopped')",
-        (run_id, after.get("end", 0)),
-    ).fetchall():
-        begun = [row[0] for row in attempts if row[1] <= at]
-        notes.append(Note("end", max(begun, default=0), at, number, {"state": state, "cause": cause}))
-    return sorted(notes, key=lambda note: (note.attempt, _ORDER[note.kind], note.number))
+        (run_id, after),
+    )
+    for number, at, state, cause in rows.fetchall():
+        newest = max((attempt for attempt, created_at in attempts if created_at <= at), default=0)
+        yield Note("end", newest, at, number, {"state": state, "cause": cause})
 
 
 def _attempts(rows: Sequence[tuple[Any, ...]], after: int) -> Iterator[Note]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import orjson
 from msgspec import Struct
@@ -82,7 +83,7 @@ def newest_lines(
     cursor."""
     reached = end_positions(connection, run_id)
     roles = metric_roles(connection, run_id)
-    names = [*((name, name) for name in WATCHED), *roles.names.items()]
+    names = {name: name for name in WATCHED} | dict(roles.names)
     query = LineQuery(is_newest_first=True, limit=limit)
     lines: list[WatchedLine] = []
     sources = 0
@@ -96,25 +97,38 @@ def newest_lines(
         if len(rows) == limit and rows[-1][3] is not None:
             # Its older lines were not read.
             all_read_since = max(all_read_since, rows[-1][3])
-        for attempt, rank, step, at, text in reversed(rows):
-            data = orjson.loads(text)
-            values = {
-                watched_name: value for watched_name, name in names if (value := as_float(data.get(name))) is not None
-            }
-            event = data.get("event")
-            if event is None and step is None:
-                event = data.get("phase")
-            if event is not None:
-                event = str(event)
-            stated_at = None if data.get("time") is None else at
-            announces = event is not None and not numbers(data).keys() - _PLACE_NAMES
-            has_null_loss = data.get(roles.loss) == NULL_NAN
-            lines.append(WatchedLine(attempt, rank, step, stated_at, event, values, at, announces, has_null_loss))
+        lines += [_watched_line(row, names, roles.loss) for row in reversed(rows)]
     times = [line.at for line in lines if line.at is not None]
     if sources > 1 and len(times) == len(lines):
         lines = [line for line in lines if line.at is not None and line.at >= all_read_since]
         lines.sort(key=lambda line: line.at or 0.0)
     return lines, reached
+
+
+def _watched_line(row: Sequence[Any], names: Mapping[str, str], loss: str | None) -> WatchedLine:
+    """A row of the columns of `LineQuery` as a line; ``names`` are those in the store by the watched ones."""
+    attempt, rank, step, at, text = row
+    data = orjson.loads(text)
+    stored = ((watched_name, as_float(data.get(name))) for watched_name, name in names.items())
+    event = data.get("event")
+    if event is None and step is None:
+        event = data.get("phase")
+    if event is not None:
+        event = str(event)
+    stated_at = at
+    if data.get("time") is None:
+        stated_at = None
+    return WatchedLine(
+        attempt,
+        rank,
+        step,
+        stated_at,
+        event,
+        {name: value for name, value in stored if value is not None},
+        stored_at=at,
+        announces=event is not None and not numbers(data).keys() - _PLACE_NAMES,
+        has_null_loss=data.get(loss) == NULL_NAN,
+    )
 
 
 def observations(connection: sqlite3.Connection, run_id: str, attempt: int) -> list[ObservationRow]:
