@@ -170,8 +170,15 @@ def locate(
     *,
     checkout: Path | None = None,
 ) -> Workspace:
-    """The workspace of ``--home``, else ``$GPUTUI_HOME``, else ``checkout``, else the XDG
-    directories. Links are followed: a run's processes are known by its folder."""
+    """The workspace of ``--home``, else ``$GPUTUI_HOME``, else a checkout, else the XDG directories.
+
+    Links are followed: a run's processes are known by its folder.
+
+    Args:
+        home: That of ``--home``, None without.
+        environ: None for this process's.
+        checkout: The folder of the checkout that gputui runs from, if it does.
+    """
     env = environ
     if env is None:
         env = dict(os.environ)

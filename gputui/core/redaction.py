@@ -121,9 +121,12 @@ def _hide(text: str, hidden_values: list[str]) -> str:
 
 
 def redact_named(text: str, is_secret: Callable[[str, str, bool], bool], hidden_values: list[str] | None = None) -> str:
-    """The text without the values after names in it: ``name=value``, ``"name": "value"``, ``--name
-    value``. ``is_secret`` gets the name, the value (first a dash), and whether the name may be a
-    mere word (``name: value``). ``hidden_values`` gets the values."""
+    """The text without the values after names in it: ``name=value``, ``"name": "value"``, ``--name value``.
+
+    Args:
+        is_secret: Gets the name, the value (first a dash), and whether the name may be a mere word (``name: value``).
+        hidden_values: Gets the values that were left out.
+    """
     hidden: list[str] = []
     if hidden_values is not None:
         hidden = hidden_values

@@ -19,8 +19,12 @@ class TypedTimeError(ValueError):
 
 
 def parse_moment(text: str, now: float, zone: tzinfo | None = None) -> float:
-    """The moment in UTC unix seconds: the newest time of day, one in ISO 8601, or one before ``now``.
-    ``zone`` is that of the text, by default the machine's. Raises TypedTimeError."""
+    """The moment in UTC unix seconds: the newest time of day, one in ISO 8601, or one before now. Raises
+    TypedTimeError.
+
+    Args:
+        zone: That of the text, None for the machine's.
+    """
     typed = text.strip()
     span = (-1, typed[1:]) if typed.startswith("-") else None
     at = _moment(typed, now, zone, span, EXAMPLES)

@@ -43,9 +43,18 @@ class BackgroundReader:
             self._reader.close()
 
     def read(self, state: SourceState, boundaries: Sequence[Boundary], *, ended: bool = False) -> Batch | None:
-        """The batch of a read that has ended, or None; begins the next read if there is none. A read
-        with ``ended`` is only returned to a caller that says so too; after one that found nothing no other
-        begins, since several sources could await each other's forever. Raises OSError."""
+        """Take the batch of a read that has ended, and begin the next read if there is none.
+
+        Args:
+            ended: As of `FileReader.read`. A read that began with it is only returned to a caller that says so too;
+                after one that found nothing no other begins, since several sources could await each other's forever.
+
+        Returns:
+            None while a read goes on, or if it found nothing.
+
+        Raises:
+            OSError: The file could not be read.
+        """
         job = self._job
         if job is None:
             if not (ended and self._is_over):

@@ -201,8 +201,15 @@ class FollowedFile:
         return descriptor
 
     def open_former(self, inode: int, offset: int, expected: str | None) -> int | None:
-        """Open a file that is no longer at the path: it is still open, or beside it under the name
-        that a rotation gave it."""
+        """Open a file that is no longer at the path: it is still open, or beside it under the name that a rotation gave
+        it.
+
+        Args:
+            offset, expected: How far it was read, and the fingerprint there, by which it is recognised.
+
+        Returns:
+            Its descriptor; None if it is not found.
+        """
         descriptor = self._descriptors.get(inode)
         if descriptor is not None or self._sought == inode:
             return descriptor
@@ -221,8 +228,14 @@ class FollowedFile:
         return None
 
     def open_next(self, inode: int, current: int) -> int:
-        """Open the file that followed the one with this inode: the oldest one rotated since, else
-        the one at the path, whose inode is ``current``. Returns its inode."""
+        """Open the file that followed the one with this inode: the oldest one rotated since, else the one at the path.
+
+        Args:
+            current: The inode of the file at the path.
+
+        Returns:
+            Its inode.
+        """
         ended = os.fstat(self._descriptors[inode]).st_mtime_ns
         name = Path(self.path).name
         since = []

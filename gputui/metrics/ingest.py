@@ -167,8 +167,14 @@ class MetricsIngest:
         self._table.register(run_id, path, kind, reading)
 
     def add_source(self, run_id: str, attempt: int, source: FoundSource, begin: SourceState | None) -> bool:
-        """Register a source that a live attempt has begun to write, inside the caller's transaction; ``begin`` is the
-        state before its first line, None at the file's start. False if the run has it already."""
+        """Register a source that a live attempt has begun to write, inside the caller's transaction.
+
+        Args:
+            begin: The state before its first line, None at the file's start.
+
+        Returns:
+            False if the run has it already.
+        """
         self._rivals = None
         return self._table.add(run_id, attempt, source, begin)
 
@@ -194,8 +200,11 @@ class MetricsIngest:
         self.forget(run_id)
 
     def readmit_attempt(self, run_id: str, attempt: int, offsets: Mapping[str, int], rank_output: str = OUTPUT) -> None:
-        """The same for an attempt that the store has lost, whose lines begin at the given offset of
-        each file, by path. Call it in the order of the attempts."""
+        """Record an attempt that the store has lost, as `begin_attempt`; call it in the order of the attempts.
+
+        Args:
+            offsets: Where its lines begin in each file, by path.
+        """
         self.begin_attempt(run_id, attempt, rank_output, self.ends.at(run_id, offsets))
 
     def forget(self, run_id: str) -> None:
@@ -226,10 +235,12 @@ class MetricsIngest:
         return self._drain(None, budget_seconds)
 
     def finish(self, run_id: str, budget_seconds: float = math.inf) -> IngestReport:
-        """The same for one run after an attempt has ended, up to the end of its files: a last line
-        without a newline is stored or rejected. ``more`` in the report asks for another call,
-        ``awaits`` for one after a while. A file that does not answer is given up after
-        ANSWER_SECONDS."""
+        """Store the lines of one run after an attempt has ended, up to the end of its files: a last line without a
+        newline is stored or rejected. A file that does not answer is given up after ANSWER_SECONDS.
+
+        Returns:
+            A report that asks for another call by ``more``, and for one after a while by ``awaits``.
+        """
         report = self._drain(run_id, budget_seconds)
         if not report.more and not report.awaits:
             self.forget(run_id)

@@ -94,8 +94,11 @@ class NameOwners:
         self._is_read = True
 
     def take(self, connection: sqlite3.Connection, source_id: int, names: Collection[str]) -> set[int]:
-        """Take in the names of lines that a source has just stored, inside the caller's transaction. Where the owner of
-        one changes, its values are removed from the source that had it; returns such sources."""
+        """Take in the names of lines that a source has just stored, inside the caller's transaction.
+
+        Returns:
+            The sources from which values were removed, because the owner of a name has changed.
+        """
         source = self._sources[source_id]
         new = set(names) - source.stored - _MEASURE_NOTHING
         changed: set[int] = set()

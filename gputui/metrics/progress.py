@@ -312,11 +312,13 @@ _TIMES = ("step_time", "data_time", "comm_time")
 def rank_rows(
     lines: Sequence[RankLine], shared: Mapping[int, Mapping[str, float]] = MappingProxyType({})
 ) -> dict[int, RankRow]:
-    """Each rank's newest values by rank; a line without a rank is that of rank 0. ``shared`` are means over the same
-    steps of all ranks, by rank.
+    """Make a row of each rank's newest values; a line without a rank is that of rank 0.
 
     ``slowdown`` compares the time that ranks spend on their own: all-reduce makes whole steps equally long, and the
     rank that waits least is the one that the others wait for. Different steps are not compared.
+
+    Args:
+        shared: Means over the same steps of all ranks, by rank.
     """
     rows = {line.rank or 0: _rank_row(line, shared.get(line.rank or 0, {})) for line in lines}
     if not shared and len({line.step for line in lines}) > 1:

@@ -373,8 +373,12 @@ class LearnedTexts:
 def comparison_with_earlier(
     earlier: EarlierLines, began: FilePosition, state: SourceState, attempt: int
 ) -> AbstractContextManager[VersionComparison | None]:
-    """The comparison with earlier versions of a file. An attempt that began in this version writes
-    no copies of earlier lines."""
+    """The comparison of new lines with earlier versions of their file; none where these have no copies.
+
+    Args:
+        began: Where the attempt began: one that began in this version writes no copies of earlier lines.
+        state: What was read before.
+    """
     is_compared = began[0] < state.generation and state.first_generation < state.generation
     is_compared = is_compared and not earlier.is_passed(state, attempt)
     if is_compared:

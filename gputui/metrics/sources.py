@@ -173,8 +173,12 @@ class SourceTable:
         return state, [Boundary(*values) for values in boundaries]
 
     def begin_attempt(self, run_id: str, attempt: int, ends: Mapping[int, SourceState], rank_output: str) -> None:
-        """Store that lines behind ``ends`` belong to ``attempt``, and register its output: one file
-        per stream."""
+        """Store where the lines of an attempt begin, and register its output: one file per stream.
+
+        Args:
+            ends: The ends of the run's files before it, by source.
+            rank_output: As of `MetricsIngest.begin_attempt`.
+        """
         for printed in self._rows(f"s.run_id = ? AND s.format = '{PRINTED}'", run_id):
             output = f"{glob.escape(printed.path)}/attempts/{attempt}/{rank_output}"
             streams = printed.how.streams
@@ -279,8 +283,13 @@ class SourceTable:
         refused: Collection[str] = (),
         arrivals: Arrivals | None = None,
     ) -> FileReader | HistoryReader:
-        """A reader of a source, for this thread or for others (``in_thread``), which leaves out the names that are
-        ``refused``. ``arrivals`` are those of an output."""
+        """Make a reader of a source.
+
+        Args:
+            in_thread: It is read in another thread than this one.
+            refused: The names that the source leaves to others.
+            arrivals: Those of an output.
+        """
         redactor = self._redactor_of(row.run_id)
 
         def connect() -> AbstractContextManager[sqlite3.Connection]:
@@ -311,8 +320,12 @@ class SourceTable:
         return FileReader(source, row.pattern, file_format, is_pattern=is_output or has_wildcards(row.pattern))
 
     def end(self, row: SourceRow, at_most: int | None = None, *, in_thread: bool = False) -> Callable[[], SourceState]:
-        """Find the state at the end of a source, as FileReader.end_state, with the call of the
-        result."""
+        """Prepare the search for the end of a source, as `FileReader.end_state`; the result's call finds it.
+
+        Args:
+            at_most: As of `FileReader.end_state`.
+            in_thread: It is called in another thread than this one.
+        """
         reader = self.reader(row, in_thread=in_thread)
         state = self.position(row.source_id)[0]
 

@@ -118,8 +118,10 @@ def tracked_runs(folder: Path) -> list[TrackedRun]:
 
 
 def steps_of(kind: str, source: Path) -> dict[int, dict[str, Any]]:
-    """The values of each step of a `TrackedRun` by name, with ``time`` if known. Values of a subfolder have its name
-    as a prefix. A damaged file is read up to the damage. Raises OSError."""
+    """Read the values of each step of a `TrackedRun` by name, with ``time`` if known.
+
+    Values of a subfolder have its name as a prefix. A damaged file is read up to the damage. Raises OSError.
+    """
     steps: dict[int, dict[str, Any]] = {}
     tracker = TRACKERS[kind]
     for path, subfolder in tracker.files_of(source):

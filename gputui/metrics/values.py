@@ -68,9 +68,14 @@ def printed_number(text: str) -> int | float | None:
 
 
 def number_in_text(name: str, text: str) -> int | float | None:
-    """The number that a text is or begins with, such as ``0.51``, ``0.51(0.52)``, ``0.51±0.1`` or
-    ``17.4ms``, or that it wraps, as ``tensor(0.51)``; None if there is none. ``name`` tells times
-    from rates, see `_with_unit`."""
+    """The number that a text is or begins with, or that it wraps; None if there is none.
+
+    >>> number_in_text("loss", "0.51(0.52)"), number_in_text("t", "17.4ms"), number_in_text("loss", "tensor(0.51)")
+    (0.51, 0.0174, 0.51)
+
+    Args:
+        name: Tells times from rates, see `_with_unit`.
+    """
     if _MAY_LEAD.match(text) is None:
         wrapped = _WRAPPED.match(text.strip())
         if wrapped is None:

@@ -111,10 +111,15 @@ def request_gpus(
     memory_bytes: int | None,
     excluded: Collection[str] = (),
 ) -> GpuRequest:
-    """The request for the scheduler. ``inventory`` is None if the driver has not been asked, and
-    empty if it shows no GPU; ``excluded`` are the UUIDs of those that this home does not use.
+    """The request for the scheduler.
 
-    Raises SelectionError with a remedy.
+    Args:
+        inventory: None if the driver has not been asked, and empty if it shows no GPU.
+        memory_bytes: What must be free on each, None for any.
+        excluded: The UUIDs of those that this home does not use.
+
+    Raises:
+        SelectionError: The machine cannot serve it; with a remedy.
     """
     if selection.is_none:
         return GpuRequest(0, (), None)

@@ -27,9 +27,14 @@ def check_interpreter(
     simulated_gpus: bool = False,
     deadline_seconds: float = DEADLINE_SECONDS,
 ) -> list[CheckResult]:
-    """Check that the interpreter runs, has the modules of the launcher and finds the module of the
-    run. Starts one process and waits for it, at most until the deadline. With ``simulated_gpus`` a
-    torch without CUDA passes, because the processes then run on the CPU."""
+    """Check that the interpreter runs, has the modules of the launcher and finds the module of the run.
+
+    Starts one process and waits for it.
+
+    Args:
+        simulated_gpus: A torch without CUDA passes, because the processes then run on the CPU.
+        deadline_seconds: How long to wait at most.
+    """
     if spec.python is None:
         return [CheckResult("interpreter", "skip", f"launcher {spec.launcher} names its own program")]
     module = spec.program[1] if spec.program[0] == "-m" else ""

@@ -51,8 +51,15 @@ def ask_interpreter(
     deadline_seconds: float = DEADLINE_SECONDS,
     needed: Sequence[str] = (),
 ) -> InterpreterAnswer:
-    """Ask in a run's environment and working directory (/ if that does not exist). ``module`` is the module to run;
-    ``needed`` are others that must be installed. Starts one process. Raises ProbeError."""
+    """Ask an interpreter in a run's environment and working directory (/ if that does not exist); starts one process.
+
+    Args:
+        module: The module to run, "" for none.
+        needed: Others that must be installed.
+
+    Raises:
+        ProbeError: It gave no answer.
+    """
     folder = workdir if Path(workdir).is_dir() else "/"
     try:
         answered = run_child(

@@ -19,10 +19,14 @@ def usable(situation: GpuSituation, memory_bytes: int | None = None) -> list[Gpu
 def recommend(
     count: int, situation: GpuSituation, memory_bytes: int | None = None, pairs: Sequence[GpuPair] = ()
 ) -> tuple[GpuFacts, ...] | None:
-    """The best ``count`` GPUs in the order of their indices; None if fewer are free.
+    """The best GPUs in the order of their indices; None if fewer are free.
 
     GPUs of one model stay together, because ranks wait for the slowest GPU. Among these, the best connected ones are
-    chosen by ``pairs``. A GPU with a desktop or a warning is taken only if there are too few others.
+    chosen. A GPU with a desktop or a warning is taken only if there are too few others.
+
+    Args:
+        memory_bytes: What must be free on each, None for any.
+        pairs: How they are connected, empty if unknown.
     """
     best = usable(situation, memory_bytes)
     if count < 1 or len(best) < count:

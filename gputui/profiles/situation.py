@@ -24,8 +24,13 @@ def situation_of(
     lasting: Iterable[AlertView],
     waiting: WaitingRuns,
 ) -> GpuSituation | None:
-    """The state of the GPUs; None if no agent has read it yet. ``failed`` are those in quarantine,
-    ``lasting`` the active alerts."""
+    """The state of the GPUs; None if no agent has read it yet.
+
+    Args:
+        failed: Those in quarantine, by UUID.
+        lasting: The active alerts.
+        waiting: The runs in the queue.
+    """
     if agent is None or (agent.source is None and agent.gpu_problem is None):
         return None
     titles = titles_by_subject(lasting)

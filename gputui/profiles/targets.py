@@ -42,9 +42,14 @@ def load_targets(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def find_target(name: str, of_profile: Mapping[str, Mapping[str, Any]], workspace: Workspace) -> dict[str, Any]:
-    """The target that ``--on`` names. Targets ``of_profile`` override those of the workspace.
+    """The target that ``--on`` names.
 
-    Raises TargetNotFoundError and ProfileError.
+    Args:
+        of_profile: Its targets override those of the workspace.
+
+    Raises:
+        TargetNotFoundError: There is none.
+        ProfileError: The file of targets cannot be used.
     """
     targets = load_targets(workspace.targets)
     targets |= {name: {"name": name, **stored_target(target)} for name, target in of_profile.items()}

@@ -145,8 +145,14 @@ def acknowledge(connection: sqlite3.Connection, alert_id: int, *, now: float, ac
 def silence(
     connection: sqlite3.Connection, rule: str, subject_kind: str, subject_id: str, *, ends_at: float, actor: str
 ) -> int:
-    """Silence a rule for a subject, or for ANY_SUBJECT, until a time; a time in the past ends a
-    silence. Return the number of active alerts that it concerns."""
+    """Silence a rule for a subject, or for ANY_SUBJECT, until a time.
+
+    Args:
+        ends_at: UTC unix seconds; a time in the past ends a silence.
+
+    Returns:
+        The number of active alerts that it concerns.
+    """
     subject = {"subject_kind": subject_kind, "subject_id": subject_id}
     insert(connection, "alert_silences", "REPLACE", rule=rule, until=ends_at, actor=actor, **subject)
     cursor = connection.execute(

@@ -239,9 +239,12 @@ def consumed_joules(earlier: CounterReading, later: CounterReading) -> float:
 def energy_between(
     readings: Iterable[CounterReading], begin: float, end: float, longest_seconds: float
 ) -> float | None:
-    """Joules consumed from ``begin`` to ``end``; None if no two neighbouring readings overlap it.
+    """The joules consumed between two times; None if no two neighbouring readings overlap them.
 
-    Power is constant between two readings; those more than ``longest_seconds`` apart are ignored.
+    Power is constant between two readings.
+
+    Args:
+        longest_seconds: Readings that are further apart are ignored.
     """
     total: float | None = None
     for earlier, later in itertools.pairwise(readings):

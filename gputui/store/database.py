@@ -44,9 +44,15 @@ class StoreVersionError(StoreError):
 
 
 def open_writer(path: Path, progress: Callable[[str], None] = lambda _: None) -> sqlite3.Connection:
-    """Open the agent's connection, and create the file (0600) with its schema. ``progress`` gets a
-    text before a long check. Raises StoreError if the file cannot be used or is on a network file
-    system, and its subclasses for a locked or damaged file and one of another version."""
+    """Open the agent's connection, and create the file (0600) with its schema.
+
+    Args:
+        progress: Gets a text before a long check.
+
+    Raises:
+        StoreError: The file cannot be used or is on a network file system; subclasses for a locked or damaged file and
+            one of another version.
+    """
     kind = file_system_of(path.parent.resolve(), Path("/proc/self/mountinfo").read_text("utf-8", "replace"))
     if is_network_file_system(kind):
         raise StoreError(
@@ -78,8 +84,12 @@ def open_writer(path: Path, progress: Callable[[str], None] = lambda _: None) ->
 
 
 def open_commander(path: Path, *, check_same_thread: bool = True) -> sqlite3.Connection:
-    """Open a connection that writes beside the agent's, for commands. Raises StoreMissingError if
-    nothing was recorded yet, and StoreError or another subclass if the file cannot be used."""
+    """Open a connection that writes beside the agent's, for commands.
+
+    Raises:
+        StoreMissingError: Nothing was recorded yet.
+        StoreError: The file cannot be used; also other subclasses.
+    """
     if not path.exists():
         raise StoreMissingError(f"nothing has been recorded in {path.parent} yet; start gputui or gputui --record")
     with _setting_up(path, check_same_thread) as connection:

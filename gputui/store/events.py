@@ -190,9 +190,11 @@ def read_events(
 
 
 def read_news(connection: sqlite3.Connection, at: float | None = None, *, limit: int) -> list[EventView]:
-    """The machine's newest events in the order of their times; raises sqlite3.Error. A trial's of
-    `TRIAL_KINDS` are not among them, nor a start that a resume, restart or retry has announced, nor
-    what was seen of an attempt before it ended for that: its incident tells the cause."""
+    """The machine's newest events in the order of their times. Raises sqlite3.Error.
+
+    A trial's of `TRIAL_KINDS` are not among them, nor a start that a resume, restart or retry has announced, nor what
+    was seen of an attempt before it ended for that: its incident tells the cause.
+    """
     order = "event_id"
     if at is not None:
         order = "at DESC, event_id"

@@ -161,9 +161,13 @@ def read_gpus(
     at: float | None = None,
     holders: Mapping[str, Sequence[tuple[str, str]]] | None = None,
 ) -> list[GpuView]:
-    """All GPUs in the driver's order. Ages are relative to ``now`` (UTC unix seconds). With ``at``,
-    their state at that time; ``holders`` are then the (id, name) of runs that leased them, by
-    UUID."""
+    """All GPUs in the driver's order.
+
+    Args:
+        now: UTC unix seconds, to which ages are relative.
+        at: A past time whose state is asked for, None for now.
+        holders: At a past time, the (id, name) of the runs that leased each GPU, by UUID.
+    """
     (interval,) = connection.execute("SELECT interval_seconds FROM agent").fetchone() or (None,)
     moment = now + CLOCK_SLACK_SECONDS if at is None else at
     views = []

@@ -66,8 +66,13 @@ def gpu_shape(
     step_seconds: float | None = None,
     data_wait_fraction: float | None = None,
 ) -> Shape:
-    """One GPU of ``gputui gpus --json``. ``failed`` is its quarantine, ``xids`` its number of XIDs
-    within a day; the others are figures of its rank."""
+    """One GPU of ``gputui gpus --json``.
+
+    Args:
+        failed: Its quarantine.
+        xids: Its number of XIDs within a day.
+        step_seconds, data_wait_fraction: Of the rank on it.
+    """
     reasons = processes = event = None
     if gpu.throttle_reasons is not None:
         reasons = list(gpu.throttle_reasons)

@@ -68,8 +68,11 @@ class YamlError(ValueError):
 
 
 def parse(text: str, is_literal: Callable[[KeyPath], bool] = lambda _: False) -> Document:
-    """Parse one document. Values at places for which ``is_literal`` is true remain text, such as
-    ``on`` and ``1.10``. Raises YamlError."""
+    """Parse one document. Raises YamlError.
+
+    Args:
+        is_literal: Tells the places at which values remain text, such as ``on`` and ``1.10``.
+    """
     try:
         root = yaml.compose(text, Loader=_Loader)
     except yaml.reader.ReaderError as error:

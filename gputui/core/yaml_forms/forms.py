@@ -120,8 +120,13 @@ def findings(
     empty: Collection[KeyPath] = (),
     place_in_file: Callable[[KeyPath], KeyPath] = lambda place: place,
 ) -> Iterator[tuple[KeyPath, dict[str, Any]]]:
-    """The place of each error of ``form``, a model or a dataclass, and the fields of a Problem. Keys
-    in ``empty`` do not count as missing. ``place_in_file`` is for short forms that were expanded."""
+    """The place of each error, and the fields of a Problem.
+
+    Args:
+        form: The model or dataclass that was filled.
+        empty: Keys that do not count as missing.
+        place_in_file: For short forms that were expanded.
+    """
     for detail in error.errors(include_url=False):
         written = tuple(part for part in detail["loc"] if part != _KEY)
         place = place_in_file(written)

@@ -152,8 +152,15 @@ def nearest_file(name: str, names: Iterable[str]) -> str | None:
 def not_one_of(
     what: str, name: str, options: Iterable[str], other_names: Mapping[str, str] = MappingProxyType({})
 ) -> tuple[str, str | None]:
-    """The message for an unknown name, and the nearest known one. ``other_names`` maps names of
-    other tools to names here."""
+    """The message for an unknown name, and the nearest known one.
+
+    >>> not_one_of("key", "lerning_rate", ["learning_rate", "steps"])
+    ('unknown key', 'learning_rate')
+
+    Args:
+        what: What the name is of.
+        other_names: Names of other tools, with those here.
+    """
     names = list(options)
     meant = other_names.get(_plain(name)) or nearest(name, names)
     message = f"unknown {what}"

@@ -91,8 +91,13 @@ class ContinuedCount:
         return (self.base, self.highest, self._stride)
 
     def count(self, position: Position, place: int, *, is_end: bool, repeats: bool = False) -> int:
-        """The count of a line of a shape at a place. ``is_end``: no place comes after it; ``repeats``: lines of another
-        shape have its metrics."""
+        """Count a line of a shape.
+
+        Args:
+            place: Where it is in its training.
+            is_end: No place comes after it.
+            repeats: Lines of another shape have its metrics.
+        """
         if position.last is None:
             position.base = self.base
             begins = repeats and self._is_far_behind(place)

@@ -107,8 +107,11 @@ class Bandwidth(Struct, frozen=True):
 
 
 def free_gpus(reading: GpuReading, leased: Sequence[str]) -> tuple[int, ...] | None:
-    """The idle GPUs, as indices of ``reading.facts``; None on a machine without GPUs. ``leased`` are
-    the UUIDs of those that runs of any home or user have."""
+    """The idle GPUs, as indices of ``reading.facts``; None on a machine without GPUs.
+
+    Args:
+        leased: The UUIDs of those that runs of any home or user have.
+    """
     if reading.source != "nvml" or not reading.facts:
         return None
     free = []

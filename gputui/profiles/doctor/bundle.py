@@ -59,7 +59,9 @@ def write_bundle(
 ) -> Bundle:
     """Write the bundle, readable only by its owner.
 
-    Raises OSError if it cannot be written, FileExistsError if the file exists.
+    Raises:
+        FileExistsError: The file exists.
+        OSError: It cannot be written.
     """
     scrubber = Scrubber(known_secrets(workspace, environ), str(Path.home()))
     members, left_out = _members(workspace, results, environ, scrubber)

@@ -45,8 +45,13 @@ def current_interpreter() -> Interpreter:
 def examine(
     workspace: Workspace, interpreter: Interpreter, now: float, *, bandwidth: bool = False, is_readonly: bool = False
 ) -> list[CheckResult]:
-    """Run all checks; ``now`` is UTC unix seconds. The slow readings run in parallel, each with a
-    deadline. With ``bandwidth`` the free GPUs are measured at the end; a home ``is_readonly`` is not written to."""
+    """Run all checks. The slow readings run in parallel, each with a deadline.
+
+    Args:
+        now: UTC unix seconds.
+        bandwidth: Measure the free GPUs at the end.
+        is_readonly: The home is not written to.
+    """
     scenario = workspace.scenario if workspace.scenario.exists() else None
     with ThreadPoolExecutor(3) as pool:
         gpus_future = pool.submit(read_gpus, scenario)

@@ -194,8 +194,11 @@ def has_nvidia_hardware() -> bool:
 
 
 def check_gpus(reading: GpuReading, noted: NotedGpus, *, has_hardware: bool) -> list[CheckResult]:
-    """All checks of the GPUs, in the order in which they are shown. ``has_hardware``: the machine
-    has an NVIDIA GPU, even if the driver does not report it."""
+    """All checks of the GPUs, in the order in which they are shown.
+
+    Args:
+        has_hardware: The machine has an NVIDIA GPU, even if the driver does not report it.
+    """
     return [
         check_driver(reading, has_hardware=has_hardware),
         check_health(reading, noted),

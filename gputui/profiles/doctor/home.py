@@ -65,8 +65,13 @@ class AgentReading(Struct, frozen=True):
 
 
 def check_home(workspace: Workspace, now: float, *, is_readonly: bool = False) -> list[CheckResult]:
-    """All checks of a home, in the order in which they are shown; ``now`` is UTC unix seconds. Unless ``is_readonly``,
-    writes a temporary file of 64 MiB into the state directory, or above it if that does not exist."""
+    """All checks of a home, in the order in which they are shown.
+
+    Args:
+        now: UTC unix seconds.
+        is_readonly: Do not write a temporary file of 64 MiB into the state directory, or above it if that does not
+            exist.
+    """
     state = str(workspace.state)
     place = next(folder for folder in (workspace.state, *workspace.state.parents) if folder.is_dir())
     speed: tuple[float | None, str | None] = (None, ONLY_READ)

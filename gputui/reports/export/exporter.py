@@ -177,8 +177,15 @@ class LiveSink:
             raise GivenUpError
 
     def check(self, now: float, over_at: float | None) -> bool:
-        """Report a write that hangs, and give the sink up if it writes nothing for too long after
-        ``over_at``, the end of its run. Return whether it was given up."""
+        """Report a write that hangs, and give the sink up if it writes nothing for too long after its run.
+
+        Args:
+            now: Monotonic seconds.
+            over_at: When the run's end was noticed, None while it goes on.
+
+        Returns:
+            Whether it was given up.
+        """
         is_hanging = self.busy_since is not None and now - self.busy_since > PATIENCE_SECONDS
         if is_hanging and not self.status.problem:
             self.status.note(f"a write did not end within {PATIENCE_SECONDS / 60:.0f} minutes")

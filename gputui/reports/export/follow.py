@@ -57,10 +57,16 @@ def make_sink(name: Format, subject: Subject, target: str) -> Sink:
 
 
 def export(subject: Subject, name: Format, target: str, *, replaces: bool) -> int:
-    """Write what a run has so far to an absolute target; returns the lines or steps. A file is
-    written completely or not at all. ``replaces``: a file is replaced, a tracker gets another run.
+    """Write what a run has so far to a target; returns the lines or steps.
 
-    Raises ExportError. Nothing but the folder is left behind, except in a tracker that failed.
+    A file is written completely or not at all. Nothing but the folder is left behind, except in a tracker that failed.
+
+    Args:
+        target: Absolute.
+        replaces: A file is replaced, a tracker gets another run.
+
+    Raises:
+        ExportError: It cannot be written.
     """
     if FORMATS[name].is_folder or FORMATS[name].is_address:
         if replaces:

@@ -137,8 +137,12 @@ GATE_THRESHOLDS: Mapping[str, float] = {gate.name: gate.threshold for gate in GA
 
 
 def judge(run: RunFacts, efficiency: float | None, thresholds: Mapping[str, float]) -> tuple[GateVerdict, ...]:
-    """The verdicts of all gates. ``thresholds`` override those of the run's profile, which override
-    the defaults."""
+    """The verdicts of all gates.
+
+    Args:
+        efficiency: Of the run's scaling, None if it is not compared.
+        thresholds: They override those of the run's profile, which override the defaults.
+    """
     limits = {**GATE_THRESHOLDS, **run.thresholds, **thresholds}
     verdicts = []
     for gate in GATES:

@@ -136,8 +136,13 @@ def make(
     prices: Prices,
     thresholds: Mapping[str, float] | None,
 ) -> Report:
-    """A report of ``runs``; ``others`` only count for scaling. ``thresholds`` change those of the
-    gates; None: no gates."""
+    """Make a report of runs.
+
+    Args:
+        now: UTC unix seconds.
+        others: Runs that only count for scaling.
+        thresholds: Changes of the gates' thresholds; None for no gates.
+    """
     groups = scalings([*runs, *others])
     verdicts: dict[str, Sequence[GateVerdict]] = {}
     if thresholds is not None:

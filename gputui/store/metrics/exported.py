@@ -155,9 +155,15 @@ def save_cursor(connection: sqlite3.Connection, run_id: str, key: str, cursor: S
 
 
 def runs_with_sinks(connection: sqlite3.Connection, after: int, recent: float) -> tuple[int, list[str]]:
-    """The newest state transition, and the runs with incomplete sinks that changed their state
-    after the transition ``after``, started, and have not ended before ``recent``. Raises
-    sqlite3.Error."""
+    """The newest state transition, and the runs with incomplete sinks that started and changed their state since.
+
+    Args:
+        after: A transition; earlier changes do not count.
+        recent: Runs that have ended before this time (UTC unix seconds) do not count.
+
+    Raises:
+        sqlite3.Error: The store cannot be read.
+    """
     (newest,) = connection.execute("SELECT coalesce(max(transition_id), 0) FROM transitions").fetchone()
     rows = connection.execute(
         "SELECT DISTINCT run_id FROM transitions JOIN runs USING (run_id) WHERE transition_id > ? "

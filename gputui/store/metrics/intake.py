@@ -75,10 +75,13 @@ def intake(connection: sqlite3.Connection, run_id: str) -> Intake:
 
 
 def short_of(connection: sqlite3.Connection, run_id: str, attempt: int) -> tuple[int, int] | None:
-    """The last step of an attempt and the steps in all, if it ended far below them: before half of
-    them, or with a ``stop`` event. None otherwise, as after an ``end`` event, or if they are
-    unknown. Of steps that are learned from what it prints the event alone tells: a bar may show the
-    last ones late or not at all. Raises sqlite3.Error."""
+    """The last step of an attempt and the steps in all, if it ended far below them.
+
+    It did if that was before half of them, or with a ``stop`` event; not with an ``end`` event, or if they are unknown.
+    Of
+    steps that are learned from what it prints the event alone tells: a bar may show the last ones late or not at all.
+    Raises sqlite3.Error.
+    """
     total = latest(connection, run_id).get("total_steps", math.nan)
     (step,) = connection.execute(
         "SELECT last_step FROM attempts WHERE run_id = ? AND number = ?", (run_id, attempt)

@@ -16,8 +16,12 @@ _KNOWN = LineFilter(loss="known")
 
 
 def finite_losses(lines: StepLines, attempt: int, count: int, *, up_to_step: int | None = None) -> list[float]:
-    """Losses of the attempt that are finite numbers, at most ``count``, of the first source with one: its first ones,
-    or the last up to a step."""
+    """Losses of the attempt that are finite numbers, of the first source with one.
+
+    Args:
+        count: At most so many.
+        up_to_step: The last ones up to this step are asked for, None for the first ones.
+    """
     where = _FINITE
     if up_to_step is not None:
         where = LineFilter(loss="finite", steps=(-math.inf, up_to_step))
