@@ -31,7 +31,7 @@ from gputui.runs.repository import transaction
 from gputui.runs.spec import MetricsSpec, RunSpec
 from gputui.runs.submission import SPEC_FILE, write_spec
 from gputui.store import commands, queue
-from gputui.store.database import open_commander, open_reader, open_writer, room
+from gputui.store.database import open_commander, open_reader, open_writer, used_space
 from gputui.store.run_states import RunState
 from gputui.store.runs import get_run
 
@@ -155,8 +155,8 @@ def removed(scene: Scene, lines: int, seconds: float) -> dict[str, Any]:
         gone = time.monotonic() - began
 
         def is_given_back() -> bool:
-            size = room(reader)
-            return size.file_bytes - size.used_bytes < max(8192 * 4096, size.file_bytes // 9)
+            file_bytes, used_bytes = used_space(reader)
+            return file_bytes - used_bytes < max(8192 * 4096, file_bytes // 9)
 
         wait_until(is_given_back, 3600.0, "the end of its pages")
         given_back = time.monotonic() - began

@@ -25,7 +25,7 @@ from gputui.core.yaml_forms.problems import ProfileError
 from gputui.profiles.home_files import SettingsFile, load_retention
 from gputui.runs.repository import transaction
 from gputui.store.agent import Retention
-from gputui.store.database import is_locked, open_commander, pragma, room
+from gputui.store.database import is_locked, open_commander, pragma, used_space
 from gputui.store.events import EventKind, NewEvent, add_event
 
 log = logging.getLogger(__name__)
@@ -307,7 +307,7 @@ class Janitor:
 
     def _warn_if_too_large(self) -> None:
         limit = self.retention.size_bytes
-        used = room(self.connection).used_bytes
+        used = used_space(self.connection)[1]
         is_too_large = limit is not None and used > limit
         if is_too_large and not self._is_too_large:
             self._warn(

@@ -78,15 +78,6 @@ class MetricRow(NamedTuple):
     data: str
 
 
-class RejectedRow(NamedTuple):
-    """A rejected line, with its beginning."""
-
-    generation: int
-    byte_offset: int
-    reason: str
-    excerpt: str
-
-
 @dataclass(frozen=True, slots=True)
 class LineSource:
     """What the lines of a source are read with.
@@ -112,6 +103,7 @@ class Batch:
         arrived_at: The latest time (UTC unix seconds) at which its lines can have been written, for those without one.
         comparison: Leaves out what earlier versions of the file had; None to store all.
         to_reduce: The lines that charts show.
+        rejected: The byte offset, the reason and the beginning of each rejected line.
         newest: The last number of each name, by rank.
         new_names: Those that the source had not in this attempt, once the batch is stored.
         first_step, last_step: Of the lines without an event.
@@ -127,7 +119,7 @@ class Batch:
     comparison: VersionComparison | None = None
     rows: list[MetricRow] = field(default_factory=list)
     to_reduce: list[MetricLine] = field(default_factory=list)
-    rejected: list[RejectedRow] = field(default_factory=list)
+    rejected: list[tuple[int, str, str]] = field(default_factory=list)
     newest: dict[int | None, dict[str, Any]] = field(default_factory=dict)
     new_names: set[str] = field(default_factory=set)
     first_step: int | None = None
@@ -141,7 +133,7 @@ class Batch:
         """Add a line at an offset of the current generation, which was written as ``line``."""
         if isinstance(parsed, Rejected):
             text = excerpt(line, self.source.redactor)
-            self.rejected.append(RejectedRow(self.state.generation, offset, parsed.reason, text))
+            self.rejected.append((offset, parsed.reason, text))
         elif parsed is not None:
             new_part = self._new_part(offset, parsed)
             if new_part is not None:
@@ -346,8 +338,8 @@ def _store_rejected(connection: sqlite3.Connection, batch: Batch, now: float) ->
         "INSERT OR IGNORE INTO rejected_lines (source_id, generation, byte_offset, attempt, at, "
         "reason, excerpt) VALUES (?, ?, ?, ?, ?, ?, ?)",
         [
-            (source_id, line.generation, line.byte_offset, batch.attempt, now, line.reason, line.excerpt)
-            for line in batch.rejected[: max(0, MAX_REJECTED - stored)]
+            (source_id, batch.state.generation, offset, batch.attempt, now, reason, text)
+            for offset, reason, text in batch.rejected[: max(0, MAX_REJECTED - stored)]
         ],
     )
 

@@ -48,28 +48,27 @@ class Boundary(NamedTuple):
     attempt: int
 
 
-class LineOwner(NamedTuple):
-    """The attempt of a line: its number (None before the first), where its lines begin, and the
-    offset in the same generation at which the next attempt's begin, None if there is none."""
-
-    attempt: int | None
-    begin: FilePosition
-    end: int | None
-
-
 # Behind every attempt at one place.
 _ANY_ATTEMPT = 2**63
 
 
-def owner(boundaries: Sequence[Boundary], position: FilePosition) -> LineOwner:
-    """The attempt of the line at a position. ``boundaries`` are sorted."""
+def owner(boundaries: Sequence[Boundary], position: FilePosition) -> tuple[int | None, FilePosition, int | None]:
+    """Find the attempt of the line at a position.
+
+    Args:
+        boundaries: Sorted.
+
+    Returns:
+        Its number (None before the first), where its lines begin, and the offset in the same generation at which the
+        next attempt's begin, None if there is none.
+    """
     index = bisect_right(boundaries, (*position, _ANY_ATTEMPT))
     end = None
     if index < len(boundaries) and boundaries[index].generation == position[0]:
         end = boundaries[index].byte_offset
     if not index:
-        return LineOwner(None, position, end)
-    return LineOwner(boundaries[index - 1].attempt, boundaries[index - 1][:2], end)
+        return None, position, end
+    return boundaries[index - 1].attempt, boundaries[index - 1][:2], end
 
 
 # Of more, every other one is left out, but not the newest.

@@ -10,7 +10,7 @@ from msgspec import Struct
 from msgspec.structs import asdict
 
 from gputui.core.units import bytes_text, iso
-from gputui.store.database import room
+from gputui.store.database import used_space
 from gputui.store.rollups import bounds, first_sample
 from gputui.store.rows import records
 
@@ -124,8 +124,8 @@ class RecordStatus(Struct, frozen=True):
 def record_status(connection: sqlite3.Connection, retention: Retention, problem: str | None) -> RecordStatus:
     """The status. Raises sqlite3.Error."""
     began = first_sample(connection)
-    space = room(connection)
+    file_bytes, used_bytes = used_space(connection)
     if began is None:
         return RecordStatus(retention, problem)
     raw_since = max(began, bounds(connection).raw_since)
-    return RecordStatus(retention, problem, began, raw_since, space.file_bytes, space.used_bytes)
+    return RecordStatus(retention, problem, began, raw_since, file_bytes, used_bytes)

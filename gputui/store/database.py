@@ -12,8 +12,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from msgspec import Struct
-
 from gputui.core.config import PRIVATE_FILE_MODE, file_system_of, is_network_file_system
 
 BUSY_TIMEOUT_SECONDS = 5.0
@@ -225,17 +223,10 @@ def one_moment(connection: sqlite3.Connection) -> Iterator[None]:
         connection.execute("ROLLBACK")
 
 
-class Room(Struct, frozen=True):
-    """The size of a database: its file, and the part in use."""
-
-    file_bytes: int
-    used_bytes: int
-
-
-def room(connection: sqlite3.Connection) -> Room:
-    """The size of the database. Raises sqlite3.Error."""
+def used_space(connection: sqlite3.Connection) -> tuple[int, int]:
+    """The bytes of the database's file, and of the part in use. Raises sqlite3.Error."""
     size, pages, free = (pragma(connection, name) for name in ("page_size", "page_count", "freelist_count"))
-    return Room(size * pages, size * (pages - free))
+    return size * pages, size * (pages - free)
 
 
 def pragma(connection: sqlite3.Connection, name: str) -> int:

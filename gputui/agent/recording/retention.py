@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from gputui.agent.recording.sample_rollups import Write
 from gputui.store.agent import Retention
-from gputui.store.database import room
+from gputui.store.database import used_space
 from gputui.store.rollups import DAY, HOUR, MINUTE
 from gputui.store.series import GPU, HOST, HOST_ID, SLOW
 
@@ -70,7 +70,7 @@ class Pruning(NamedTuple):
 
         rolled_up = self._rolled_up_until()
         limit_bytes = retention.size_bytes
-        if limit_bytes is not None and room(self.connection).used_bytes > limit_bytes * (1 - SIZE_SLACK):
+        if limit_bytes is not None and used_space(self.connection)[1] > limit_bytes * (1 - SIZE_SLACK):
             samples_limit = minutes_limit = rolled_up
         else:
             samples_limit = min(older_than(retention.raw_seconds), rolled_up)

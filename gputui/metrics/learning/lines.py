@@ -129,25 +129,28 @@ class LearnedLines(LineFormat):
 
     def _read(self, text: str, *, was_cleared: bool) -> Parsed:
         """The record of a line without what is glued to it."""
-        whole = self._whole_lines.add(text)
-        if whole is None or whole.text == self._running.last_text or not whole.text.strip():
+        whole_line = self._whole_lines.add(text)
+        if whole_line is None:
             return None
-        self._running.last_text = whole.text
+        whole_text, rank = whole_line
+        if whole_text == self._running.last_text or not whole_text.strip():
+            return None
+        self._running.last_text = whole_text
         for index, reader in enumerate(self._readers):
-            match = reader.match(whole.text)
+            match = reader.match(whole_text)
             if match is None:
                 continue
             if was_cleared and self._has_bar and reader.shape.lacks_step:
                 # The bar is drawn again at once, at the place that it has meanwhile.
                 earlier = self._release()
-                self._running.held_line = (index, *whole)
+                self._running.held_line = (index, whole_text, rank)
                 return earlier
-            record = self._record(index, match, whole.rank)
+            record = self._record(index, match, rank)
             if reader.is_source:
                 return self._release()
             return record
         if self._learns and len(self._readers) < MAX_SHAPES:
-            for shape in self._learner.add(*whole, self._running, self._context()):
+            for shape in self._learner.add(whole_text, rank, self._running, self._context()):
                 self._confirm(shape)
         return None
 

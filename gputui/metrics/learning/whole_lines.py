@@ -4,7 +4,6 @@ printed dictionary as one."""
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
 
 from gputui.metrics.learning.tokens import STAMP, whole
 from gputui.metrics.learning.words import EPOCHS, STEPS
@@ -44,13 +43,6 @@ _MARK_OF_BEST = re.compile(r"(?<=[\d\s])[+*](?=\s|$)")
 _NAMED_COUNT = re.compile(r"([^\W\d_]+)\W{0,3}\d")
 
 
-class WholeLine(NamedTuple):
-    """A line, or the lines of a record as one, and the rank that prints it, if it says so."""
-
-    text: str
-    rank: int | None
-
-
 class WholeLines:
     """Joins the lines of records, of each rank by itself. ``state`` are those that have begun."""
 
@@ -61,8 +53,9 @@ class WholeLines:
     def state(self) -> tuple[tuple[int | None, tuple[str, ...]], ...]:
         return tuple((rank, record.state) for rank, record in self._records.items() if record.state)
 
-    def add(self, line: str) -> WholeLine | None:
-        """Take a line and return it, or the record that it ends; None within a record."""
+    def add(self, line: str) -> tuple[str, int | None] | None:
+        """Take a line and return it, or the record that it ends as one line, with the rank that prints it, if it says
+        so; None within a record."""
         text, rank = split_prefix(line)
         record = self._records.get(rank)
         if record is None:
@@ -72,7 +65,7 @@ class WholeLines:
         whole = record.add(text)
         if whole is None:
             return None
-        return WholeLine(whole, rank)
+        return whole, rank
 
 
 class Record:

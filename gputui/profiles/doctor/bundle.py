@@ -16,7 +16,7 @@ from contextlib import closing
 from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import yaml
@@ -47,17 +47,13 @@ _URL = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*://)[^\s\"']+", re.IGNORECASE)
 _ADDRESS_NAMES = ("webhook", "url")
 
 
-class Bundle(NamedTuple):
-    """The names of a bundle's files, and why others were left out, by name."""
-
-    names: list[str]
-    left_out: dict[str, str]
-
-
 def write_bundle(
     path: Path, workspace: Workspace, results: Sequence[CheckResult], environ: Mapping[str, str], now: float
-) -> Bundle:
+) -> tuple[list[str], dict[str, str]]:
     """Write the bundle, readable only by its owner.
+
+    Returns:
+        The names of its files, and why others were left out, by name.
 
     Raises:
         FileExistsError: The file exists.
@@ -80,7 +76,7 @@ def write_bundle(
     except OSError:
         path.unlink(missing_ok=True)
         raise
-    return Bundle(list(members), left_out)
+    return list(members), left_out
 
 
 def known_secrets(workspace: Workspace, environ: Mapping[str, str]) -> set[str]:

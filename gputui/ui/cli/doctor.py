@@ -74,15 +74,13 @@ def _write(session: Session, path: Path, results: list[CheckResult]) -> None:
     from gputui.profiles.doctor.bundle import write_bundle
 
     try:
-        bundle = write_bundle(path, session.workspace, results, os.environ, time.time())
+        names, left_out = write_bundle(path, session.workspace, results, os.environ, time.time())
     except FileExistsError:
         fail(f"{path} exists already; choose another name", Exit.REFUSED)
     except OSError as error:
         fail(f"cannot write {path}: {error.strerror}; choose another place", Exit.REFUSED)
-    click.echo(
-        f"wrote {path} ({', '.join(bundle.names)}); secrets are redacted, look through it before you send it", err=True
-    )
-    for name, why in bundle.left_out.items():
+    click.echo(f"wrote {path} ({', '.join(names)}); secrets are redacted, look through it before you send it", err=True)
+    for name, why in left_out.items():
         click.echo(f"left out {name}: {why}", err=True)
 
 
