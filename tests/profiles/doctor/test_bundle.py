@@ -83,9 +83,9 @@ def test_what_cannot_be_read_is_left_out_and_named(home: Workspace, tmp_path: Pa
     home.settings.write_text("{")
     home.alerts.write_bytes(b"\xff")
     path = tmp_path / "b.tar.gz"
-    bundle = write_bundle(path, home, [], ENVIRONMENT, 1e9)
+    _, left_out = write_bundle(path, home, [], ENVIRONMENT, 1e9)
     unfit = dict.fromkeys(("settings.json", "alerts.json", "notify.json"), "not valid")
-    assert bundle.left_out == {**unfit, "record.json": "Is a directory", "agent.log": "not a regular file"}
+    assert left_out == {**unfit, "record.json": "Is a directory", "agent.log": "not a regular file"}
     with tarfile.open(path) as archive:
         member = archive.extractfile("gputui-bundle/left_out.json")
-        assert member is not None and json.load(member) == bundle.left_out
+        assert member is not None and json.load(member) == left_out
