@@ -15,7 +15,7 @@ from gputui.agent.recording.recorder import Recorder
 from gputui.core.config import Workspace
 from gputui.machine.gpu_model import FastTick, GpuFacts, Inventory, SlowTick
 from gputui.store.agent import Retention
-from gputui.store.database import pragma, room
+from gputui.store.database import pragma, used_space
 from gputui.store.rows import insert
 from gputui.store.series import GpuSample, GpuSlowSample, HostSample
 from tests.conftest import wait_until
@@ -111,11 +111,11 @@ def test_the_oldest_samples_go_when_the_record_is_too_large(home: RecordedHome) 
     home.begin()
     home.record(6 * HOUR)
     home.tidy()
-    used = room(home.connection).used_bytes
+    used = used_space(home.connection)[1]
     home.janitor.retention = Retention(size_bytes=used - (20 << 10))
     home.work()
     (oldest, newest) = home.rows("SELECT min(at), max(at) FROM gpu_samples")[0]
-    assert room(home.connection).used_bytes <= used - (20 << 10)
+    assert used_space(home.connection)[1] <= used - (20 << 10)
     assert START < oldest < newest == home.now - 5.0  # type: ignore[operator]
     assert home.rows("SELECT count(*) FROM gpu_hours") == [(5,)]
     assert home.rows("SELECT raw_since FROM record_bounds") == [(oldest,)]
@@ -141,7 +141,7 @@ def test_on_a_full_disk_recording_stops_and_begins_again(home: RecordedHome, cap
     assert len(told) == 1 and "disk is full" in told[0]
 
     # The limit that the user sets lets the oldest samples go, and that makes room.
-    limit = room(home.connection).used_bytes - (300 << 10)
+    limit = used_space(home.connection)[1] - (300 << 10)
     home.janitor.retention = Retention(size_bytes=limit)
     home.work()
     assert home.recorder.flush()
