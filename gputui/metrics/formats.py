@@ -23,6 +23,9 @@ from gputui.metrics.values import printed_number
 # Kind of a source → the outputs of a rank that it searches.
 PRINTED_STREAMS = {"stdout": ("stdout",), "stderr": ("stderr",), "output": ("stdout", "stderr")}
 
+HISTORY = "hf"
+"""The kind of a source whose files `HistoryReader` reads whole."""
+
 
 class Reading(Struct, frozen=True):
     """The way in which a profile reads lines.

@@ -291,28 +291,14 @@ class MetricsIngest:
                 stored.append((source, batch))
                 if not self._connection.in_transaction:
                     self._connection.execute("BEGIN IMMEDIATE")
-                now = self._clock()
-                if not store_batch(self._connection, source.state, batch, now, source.reducer):
+                if not self._store(source, batch):
                     stored.pop()
                     self.forget(source.row.run_id)
-                    continue
-                self._note_names(source, batch)
-                store_steps(self._connection, batch, now)
-                if batch.learned is not None and batch.learned != source.learned:
-                    source.row = source.row.with_learned(batch.learned)
-                    self._table.learn(source.row, batch.inherited)
             if self._connection.in_transaction:
                 self._connection.execute("COMMIT")
         except BaseException:
             for source, batch in stored:
-                source.reducer.forget()
-                batch.source.nulls.forget()
-                if source.row.run_id in self._owners:
-                    self._owners[source.row.run_id].forget()
-                if batch.learned is not None:
-                    self._reopen(source)
-                if batch.comparison is not None:
-                    batch.comparison.earlier.forget()
+                self._undo(source, batch)
             # After some errors, such as a full disk, SQLite has already rolled back.
             if self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")
@@ -321,6 +307,29 @@ class MetricsIngest:
             self._note_stored(source, batch, ended=ended)
             if batch.more and source.background is None:
                 queue.append(source)
+
+    def _store(self, source: OpenSource, batch: Batch) -> bool:
+        """Store a batch with all that follows from it, inside the transaction; False if another process did."""
+        now = self._clock()
+        if not store_batch(self._connection, source.state, batch, now, source.reducer):
+            return False
+        self._note_names(source, batch)
+        store_steps(self._connection, batch, now)
+        if batch.learned is not None and batch.learned != source.learned:
+            source.row = source.row.with_learned(batch.learned)
+            self._table.learn(source.row, batch.inherited)
+        return True
+
+    def _undo(self, source: OpenSource, batch: Batch) -> None:
+        """Forget in memory what a transaction that failed would have stored."""
+        source.reducer.forget()
+        batch.source.nulls.forget()
+        if source.row.run_id in self._owners:
+            self._owners[source.row.run_id].forget()
+        if batch.learned is not None:
+            self._reopen(source)
+        if batch.comparison is not None:
+            batch.comparison.earlier.forget()
 
     def _reopen(self, source: OpenSource) -> None:
         """Open a source again from what is stored: its reader is ahead of that."""

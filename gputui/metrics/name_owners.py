@@ -9,7 +9,7 @@ from functools import partial
 
 import orjson
 
-from gputui.metrics.formats import Reading
+from gputui.metrics.formats import HISTORY, Reading
 from gputui.store.metrics.stored_lines import NOT_METRICS
 
 # A source with more lines keeps its names: what people have looked at for hours does not change its meaning.
@@ -30,7 +30,7 @@ class Exactness(IntEnum):
         """The exactness of a kind of source."""
         if kind in ("stdout", "output"):
             return cls.PRINTED
-        if kind == "hf" or reading.step in ("epoch", "epochs"):
+        if kind == HISTORY or reading.step in ("epoch", "epochs"):
             return cls.RARE
         return cls.FILE
 

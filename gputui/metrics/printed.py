@@ -49,7 +49,9 @@ class OutputPatterns(LineFormat):
         if not patterns:
             raise ValueError("metrics from what is printed need at least one pattern")
         self._patterns = [compile_pattern(number, text) for number, text in enumerate(patterns, 1)]
-        names = STEP_NAMES if step is None else (step,)
+        names: Sequence[str] = STEP_NAMES
+        if step is not None:
+            names = (step,)
         if not any(name in pattern.groupindex for pattern in self._patterns for name in names):
             raise ValueError(f"no metrics pattern has a group named {' or '.join(names)}")
         self._step_names = names
@@ -117,18 +119,7 @@ class OutputPatterns(LineFormat):
             if number is not None:
                 values[name] = number * self._units.get(name, 1)
         if self._step_names is STEP_NAMES and "step" not in groups and "epoch" in groups and "iter" in groups:
-            epoch = printed_number(groups["epoch"])
-            place = printed_number(groups["iter"])
-            total = None
-            if "total" in groups:
-                total = printed_number(groups["total"])
-            if not (isinstance(epoch, int) and isinstance(place, int) and isinstance(total, int | None)):
-                return Rejected("epoch, iter and total are not whole numbers")
-            if not 0 <= epoch <= MAX_STEP:
-                return Rejected("epoch is out of range")
-            values.pop("total", None)
-            count = self._epochs[self._patterns.index(match.re)]
-            return step_line(values, str(count.step(epoch, place, total)))
+            return self._epoch_line(values, groups, self._epochs[self._patterns.index(match.re)])
         if not any(name in match.re.groupindex for name in self._step_names):
             step = groups.get("epoch", "")
             if self._newest_step is not None:
@@ -137,6 +128,20 @@ class OutputPatterns(LineFormat):
                 return step_line(values, step)
             return Rejected("no step was printed before it")
         return step_line(values, next((groups[name] for name in self._step_names if name in groups), ""))
+
+    def _epoch_line(self, values: dict[str, Any], groups: Mapping[str, str], count: EpochCount) -> Parsed:
+        """The line of a match with an epoch and a place in it, ``iter``, perhaps with its ``total``."""
+        epoch = printed_number(groups["epoch"])
+        place = printed_number(groups["iter"])
+        total = None
+        if "total" in groups:
+            total = printed_number(groups["total"])
+        if not (isinstance(epoch, int) and isinstance(place, int) and isinstance(total, int | None)):
+            return Rejected("epoch, iter and total are not whole numbers")
+        if not 0 <= epoch <= MAX_STEP:
+            return Rejected("epoch is out of range")
+        values.pop("total", None)
+        return step_line(values, str(count.step(epoch, place, total)))
 
 
 def compile_pattern(number: int, text: str) -> regex.Pattern[str]:
@@ -162,6 +167,7 @@ def printed_text(line: bytes) -> str:
 
 
 def step_line(values: dict[str, Any], step_text: str) -> ParsedLine | Rejected:
+    """The line of some values at a printed step."""
     step = printed_number(step_text)
     if step is None:
         return Rejected("step is not a whole number")

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from gputui.core.redaction import Redactor
 from gputui.metrics.batch import LineSource
 from gputui.metrics.files import has_wildcards, may_overlap
-from gputui.metrics.formats import PRINTED_STREAMS, Reading, format_named
+from gputui.metrics.formats import HISTORY, PRINTED_STREAMS, Reading, format_named
 from gputui.metrics.history import HistoryReader
 from gputui.metrics.line_format import LineFormat
 from gputui.metrics.reader import FileReader, ReadSource
@@ -62,9 +62,13 @@ WHERE s.format NOT IN ('{PRINTED}', '{ATTEMPT_OUTPUT}')
 
 
 class ReadContext(Struct, frozen=True):
-    """The context of reads in other threads: ``start`` begins work by a name for the log,
-    ``connect`` opens the store for the thread that calls it, ``run_dir`` is a run's folder, whose
-    file system answers."""
+    """The context of reads in other threads.
+
+    Attributes:
+        start: Begins work, by a name for the log.
+        connect: Opens the store for the thread that calls it.
+        run_dir: The folder of a run, whose file system answers.
+    """
 
     start: Callable[[str, Callable[[], Any]], Future[Any]]
     connect: Callable[[], sqlite3.Connection]
@@ -72,8 +76,13 @@ class ReadContext(Struct, frozen=True):
 
 
 class SourceRow(NamedTuple):
-    """A source as it is registered. ``path`` is a file, a glob or a folder, see
-    `MetricsIngest.open_source`; ``reading`` is a `Reading` as JSON."""
+    """A source as it is registered.
+
+    Attributes:
+        path: A file, a glob or a folder, see `MetricsIngest.open_source`.
+        format: The name of a format, a tracker's kind, HISTORY, PRINTED or ATTEMPT_OUTPUT.
+        reading: A `Reading` as JSON.
+    """
 
     source_id: int
     run_id: str
@@ -88,6 +97,14 @@ class SourceRow(NamedTuple):
     def with_learned(self, learned: Any) -> SourceRow:
         """The source as the next reader must know it."""
         return self._replace(reading=msgspec.json.encode(replace(self.how, learned=learned)).decode())
+
+    def file_format(self) -> LineFormat:
+        """The format of its files, which are no `HISTORY`."""
+        if self.format in TRACKERS:
+            return TRACKERS[self.format].file_format(self.how.place, self.how.learned)
+        if self.format == ATTEMPT_OUTPUT:
+            return format_named(PRINTED, self.how)
+        return format_named(self.format, self.how)
 
     @property
     def pattern(self) -> str:
@@ -122,7 +139,7 @@ class SourceTable:
         if kind in PRINTED_STREAMS:
             reading = replace(reading, streams=PRINTED_STREAMS[kind])
             kind = PRINTED
-        if kind != "hf" and kind not in TRACKERS:
+        if kind != HISTORY and kind not in TRACKERS:
             format_named(kind, reading)
         self._insert(run_id, path, kind, msgspec.json.encode(reading).decode())
 
@@ -273,7 +290,7 @@ class SourceTable:
         if self.context is None or row.format == ATTEMPT_OUTPUT:
             return False
         is_near = row.pattern.startswith(f"{self.context.run_dir(row.run_id)}/")
-        return not is_near or row.format == "hf" or has_wildcards(row.pattern)
+        return not is_near or row.format == HISTORY or has_wildcards(row.pattern)
 
     def reader(
         self,
@@ -293,8 +310,7 @@ class SourceTable:
         redactor = self._redactor_of(row.run_id)
 
         def connect() -> AbstractContextManager[sqlite3.Connection]:
-            is_other = in_thread and self.context is not None
-            if is_other and self.context:
+            if in_thread and self.context is not None:
                 return closing(self.context.connect())
             return nullcontext(self._connection)
 
@@ -307,17 +323,10 @@ class SourceTable:
         earlier = EarlierLines(row.source_id, connect, is_same_file=row.format == ATTEMPT_OUTPUT)
         lines = LineSource(row.source_id, redactor, NullReader(newest_lines), refused, arrivals)
         source = ReadSource(lines, earlier, self._clock)
-        if row.format == "hf":
+        if row.format == HISTORY:
             return HistoryReader(source, row.path)
-        is_output = row.format == ATTEMPT_OUTPUT
-        how = row.how
-        if row.format in TRACKERS:
-            file_format: LineFormat = TRACKERS[row.format].file_format(how.place, how.learned)
-        elif is_output:
-            file_format = format_named(PRINTED, how)
-        else:
-            file_format = format_named(row.format, how)
-        return FileReader(source, row.pattern, file_format, is_pattern=is_output or has_wildcards(row.pattern))
+        is_pattern = row.format == ATTEMPT_OUTPUT or has_wildcards(row.pattern)
+        return FileReader(source, row.pattern, row.file_format(), is_pattern=is_pattern)
 
     def end(self, row: SourceRow, at_most: int | None = None, *, in_thread: bool = False) -> Callable[[], SourceState]:
         """Prepare the search for the end of a source, as `FileReader.end_state`; the result's call finds it.

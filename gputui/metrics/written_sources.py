@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from gputui.core.files import open_regular
-from gputui.metrics.formats import Reading
+from gputui.metrics.formats import HISTORY, Reading
 from gputui.metrics.trackers import TRACKERS, Tracker
 from gputui.metrics.values import NUMBERS, printed_number
 from gputui.store.metrics.stored_lines import NOT_METRICS
@@ -27,7 +27,7 @@ STEP_COLUMNS = (
 )  # fmt: skip
 _TEXT_SUFFIXES = (".csv", ".jsonl", ".ndjson", ".json", ".txt", ".log")
 _CHECKPOINT_FOLDER = re.compile(r"checkpoint-\d+")
-_HISTORY = "trainer_state.json"
+_HISTORY_FILE = "trainer_state.json"
 _MLFLOW_METRICS = "metrics"
 
 
@@ -59,14 +59,14 @@ def recognised(path: Path, written: Collection[Path] | None = None) -> FoundSour
         return FoundSource(tracker.kind, str(path), Reading(place=tracker.subfolder_of(path, written)))
     if (name := _mlflow_name(path)) is not None:
         return FoundSource("mlflow", str(path), Reading(place=name))
-    if path.name == _HISTORY:
+    if path.name == _HISTORY_FILE:
         pattern = glob.escape(str(path))
         folder = path.parent
         if _CHECKPOINT_FOLDER.fullmatch(folder.name):
             folder = folder.parent
         if any(_CHECKPOINT_FOLDER.fullmatch(entry.name) for entry in folder.iterdir()):
-            pattern = f"{glob.escape(str(folder))}/checkpoint-*/{_HISTORY}"
-        return FoundSource("hf", pattern)
+            pattern = f"{glob.escape(str(folder))}/checkpoint-*/{_HISTORY_FILE}"
+        return FoundSource(HISTORY, pattern)
     if path.suffix not in _TEXT_SUFFIXES:
         return None
     lines = _first_lines(path)

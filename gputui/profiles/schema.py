@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, mod
 
 from gputui.core.yaml_forms.document import KeyPath
 from gputui.core.yaml_forms.forms import Model, Name, problem
-from gputui.metrics.formats import PRINTED_STREAMS
+from gputui.metrics.formats import HISTORY, PRINTED_STREAMS
 from gputui.metrics.printed import OutputPatterns
 from gputui.metrics.trackers import TRACKERS
 from gputui.profiles.devices import EXPECTED as EXPECTED_GPUS
@@ -114,7 +114,7 @@ class Metrics(Model):
             raise problem("only sources stdout, stderr and output have patterns and units")
         elif self.source not in ("auto", "jsonl") and self.path is None:
             raise problem(f"source {self.source} needs a path")
-        elif self.source in ("hf", *TRACKERS) and self.step is not None:
+        elif self.source in (HISTORY, *TRACKERS) and self.step is not None:
             raise problem(f"source {self.source} has its own steps")
         return self
 
