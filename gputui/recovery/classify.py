@@ -103,44 +103,13 @@ def classify(evidence: Evidence, hide: Callable[[str], str] = redact_text) -> In
     """
     reports = reports_of(evidence)
     findings = _by_target(evidence) or gather(evidence, reports)
-    roots = {report.root.rank for report in reports if report.root is not None}
-    primary = _without_findings(evidence)
-    if findings:
-        primary = min(findings, key=lambda finding: _order(finding, roots))
-    free = None if evidence.exit is None else evidence.exit.disk_free_bytes
-    kind = KINDS[primary.kind]
-    is_unexplained = kind.seen_in == "status" and kind.fault == "parameters"
-    if is_unexplained and free is not None and free < FULL_BYTES:
-        # The disk of the logs was full, which explains the lack of a message.
-        text = f"{bytes_text(free)} were left on the disk of its logs when it ended"
-        tier = Tier.CAUSE
-        rank = primary.rank
-        primary = Finding("disk_full", rank, tier, text, specific=False, detail=text)
-    if primary.kind == "cuda_oom" and evidence.shared_with:
-        primary = replace(primary, kind=SHARED_OOM)
-    detail = _detail(primary, evidence)
-    says = KINDS[primary.kind].says
-    if len(ranks := _ranks_alike(primary, findings, evidence)) > 1:
-        says = says.replace("{who} was", "{who} were").replace(" its ", " their ")
-        says = says.format(who=_several(ranks, {tail.rank for tail in evidence.tails} - {None}))
-    else:
-        says = says.format(who=_who(primary, evidence))
-    if detail:
-        says = f"{says} ({detail})"
-    python = ""
-    if primary.kind == "import_error" and evidence.python is not None:
-        python = f"; it was started by {evidence.python}"
-    in_text = _AT_STEP.search(primary.text)
-    observed = (cause.step for cause in evidence.observed if cause.kind == primary.kind)
-    step = next(observed, None)
-    if step is None:
-        step = int(in_text[1]) if in_text else evidence.last_step
+    primary = _primary(findings, evidence, reports)
     lines = [*_evidence(evidence, reports, primary, findings)][:MAX_EVIDENCE_LINES]
     return Incident(
         kind=primary.kind,
         rank=primary.rank,
-        step=step,
-        summary=_line(says + python, hide),
+        step=_step(primary, evidence),
+        summary=_line(_summary(primary, findings, evidence), hide),
         fingerprint=fingerprint(primary.kind, hide(primary.text)),
         evidence_lines=tuple(_line(text, hide) for _, text in lines),
         gpu=primary.gpu,
@@ -148,6 +117,50 @@ def classify(evidence: Evidence, hide: Callable[[str], str] = redact_text) -> In
         witnesses=tuple(witness for witness, _ in lines),
         exit_code=_exit_code(evidence, reports),
     )
+
+
+def _primary(findings: Sequence[Finding], evidence: Evidence, reports: Sequence[LauncherReport]) -> Finding:
+    """The finding that is nearest to the cause."""
+    roots = {report.root.rank for report in reports if report.root is not None}
+    primary = _without_findings(evidence)
+    if findings:
+        primary = min(findings, key=lambda finding: _order(finding, roots))
+    free_bytes = None if evidence.exit is None else evidence.exit.disk_free_bytes
+    kind = KINDS[primary.kind]
+    is_unexplained = kind.seen_in == "status" and kind.fault == "parameters"
+    if is_unexplained and free_bytes is not None and free_bytes < FULL_BYTES:
+        # The disk of the logs was full, which explains the lack of a message.
+        text = f"{bytes_text(free_bytes)} were left on the disk of its logs when it ended"
+        return Finding("disk_full", primary.rank, Tier.CAUSE, text, specific=False, detail=text)
+    if primary.kind == "cuda_oom" and evidence.shared_with:
+        return replace(primary, kind=SHARED_OOM)
+    return primary
+
+
+def _summary(primary: Finding, findings: Sequence[Finding], evidence: Evidence) -> str:
+    """``rank 1 ran out of GPU memory (tried to allocate 2.50 GiB, train.py:31)``."""
+    says = KINDS[primary.kind].says
+    who = _who(primary, evidence)
+    ranks = _ranks_alike(primary, findings, evidence)
+    if len(ranks) > 1:
+        says = says.replace("{who} was", "{who} were").replace(" its ", " their ")
+        who = _several(ranks, {tail.rank for tail in evidence.tails} - {None})
+    summary = says.format(who=who)
+    if detail := _detail(primary, evidence):
+        summary += f" ({detail})"
+    if primary.kind == "import_error" and evidence.python is not None:
+        summary += f"; it was started by {evidence.python}"
+    return summary
+
+
+def _step(primary: Finding, evidence: Evidence) -> int | None:
+    """The step of the failure: as it was observed, as the message names it, or the last one."""
+    observed = next((cause.step for cause in evidence.observed if cause.kind == primary.kind), None)
+    if observed is not None:
+        return observed
+    if in_text := _AT_STEP.search(primary.text):
+        return int(in_text[1])
+    return evidence.last_step
 
 
 def _exit_code(evidence: Evidence, reports: Sequence[LauncherReport]) -> int | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import signal
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from msgspec.structs import replace
 
@@ -160,12 +160,7 @@ def _rank_processes(
     """The ranks in a report's table and output, and ``own_ranks`` with their files."""
     failures = {failure.rank: failure for failure in reversed(report.failures)}
     unranked_output, output_by_rank = by_rank(report.rest)
-    errors: dict[int | None, ErrorFile] = {}
-    for file in evidence.errors:
-        earlier = errors.get(file.rank)
-        is_newer = file.at is not None and (earlier is None or earlier.at is None or file.at >= earlier.at)
-        if earlier is None or (is_newer and file.rank is not None):
-            errors[file.rank] = file
+    errors = _errors_by_rank(evidence.errors)
     logged = {tail.rank for tail in evidence.tails}.intersection(own_ranks)
     for rank in sorted({*failures, *output_by_rank, *own_ranks}):
         failure = failures.get(rank)
@@ -193,6 +188,33 @@ def _rank_processes(
         yield process
 
 
+def _errors_by_rank(files: Iterable[ErrorFile]) -> dict[int | None, ErrorFile]:
+    """The newest error file of each rank, and the first one without a rank."""
+    errors: dict[int | None, ErrorFile] = {}
+    for file in files:
+        earlier = errors.get(file.rank)
+        is_newer = file.at is not None and (earlier is None or earlier.at is None or file.at >= earlier.at)
+        if earlier is None or (is_newer and file.rank is not None):
+            errors[file.rank] = file
+    return errors
+
+
+def _command_code(evidence: Evidence, output: str) -> int | None:
+    """The exit code of the command, below 0 for a signal; that of the command behind a shell or a wrapper, if it is
+    known."""
+    record = evidence.exit
+    if record is None:
+        return None
+    if record.signal is not None:
+        return -record.signal
+    code = record.code
+    if code is not None and LAUNCHERS[evidence.launcher].takes_command:
+        code = shell_code(code)
+    if code is not None and code > 0 and (wrapped := wrapped_code(output)) is not None:
+        return wrapped
+    return code
+
+
 def _explain_command(
     evidence: Evidence, report: LauncherReport, of_ranks: Sequence[Finding], *, with_ranks: bool
 ) -> Finding | None:
@@ -205,16 +227,7 @@ def _explain_command(
         None if the findings about its ranks explain its end.
     """
     unranked_output, _ = by_rank(report.rest)
-    code = None
-    record = evidence.exit
-    if record is not None:
-        code = record.code
-        if record.signal is not None:
-            code = -record.signal
-        if LAUNCHERS[evidence.launcher].takes_command and (code or 0) > 128:
-            code = shell_code(code or 0)
-        if (code or 0) > 0 and (wrapped := wrapped_code(unranked_output)) is not None:
-            code = wrapped
+    code = _command_code(evidence, unranked_output)
     process = EndedProcess(
         rank=None,
         code=code,

@@ -14,6 +14,7 @@ from gputui.store.attempts import Attempt
 from gputui.store.checkpoints import CheckpointRow
 from gputui.store.metrics.losses import unsound_since
 from gputui.store.metrics.step_lines import StepLines
+from gputui.store.run_history import DecisionView, IncidentView
 
 
 def past_decisions(history: RunHistory, *, steps_start_again: bool = False) -> list[PastDecision]:
@@ -28,46 +29,49 @@ def past_decisions(history: RunHistory, *, steps_start_again: bool = False) -> l
     began = history.resumptions()
     reaches = (_reach(row, series, ledger, began.get(row.number), steps_start_again) for row in series)
     progressed = {row.number: reach.made for row, reach in zip(series, reaches, strict=True)}
-    past = []
-    for decision in sorted(history.decisions, key=lambda row: row.decision_id):
-        if decision.at < since:
-            continue
-        kind = "unknown"
-        step = None
-        detail = ""
-        if (incident := of_decision.get(decision.incident_id)) is not None:
-            kind = incident.kind
-            step = incident.step
-            detail = detail_of(incident.summary)
-        verdict: Verdict = "stop"
-        if decision.verdict == "retry":
-            verdict = "retry"
-        applied = [
-            action
-            for action in decision.actions
-            if isinstance(action, Mapping) and action.get("applied") is True and "action" in action
-        ]
-        changes = (
-            change
-            for action in reversed(applied)
-            if action["action"] != UNDO
-            for change in reversed(action.get("changes") or ())
+    return [
+        _past_decision(
+            decision, of_decision.get(decision.incident_id), has_progressed=progressed.get(decision.attempt, False)
         )
-        past.append(
-            PastDecision(
-                attempt=decision.attempt,
-                kind=kind,
-                rung=decision.rung,
-                verdict=verdict,
-                progressed=progressed.get(decision.attempt, False),
-                changed=bool(decision.params),
-                actions=tuple(str(action["action"]) for action in applied),
-                replaced={str(change["parameter"]): change["from"] for change in changes},
-                step=step,
-                detail=detail,
-            )
-        )
-    return past
+        for decision in sorted(history.decisions, key=lambda row: row.decision_id)
+        if decision.at >= since
+    ]
+
+
+def _past_decision(decision: DecisionView, incident: IncidentView | None, *, has_progressed: bool) -> PastDecision:
+    kind = "unknown"
+    step = None
+    detail = ""
+    if incident is not None:
+        kind = incident.kind
+        step = incident.step
+        detail = detail_of(incident.summary)
+    verdict: Verdict = "stop"
+    if decision.verdict == "retry":
+        verdict = "retry"
+    applied = [
+        action
+        for action in decision.actions
+        if isinstance(action, Mapping) and action.get("applied") is True and "action" in action
+    ]
+    changes = (
+        change
+        for action in reversed(applied)
+        if action["action"] != UNDO
+        for change in reversed(action.get("changes") or ())
+    )
+    return PastDecision(
+        attempt=decision.attempt,
+        kind=kind,
+        rung=decision.rung,
+        verdict=verdict,
+        progressed=has_progressed,
+        changed=bool(decision.params),
+        actions=tuple(str(action["action"]) for action in applied),
+        replaced={str(change["parameter"]): change["from"] for change in changes},
+        step=step,
+        detail=detail,
+    )
 
 
 def progress_of(history: RunHistory, number: int, *, ended_at: float, steps_start_again: bool = False) -> AttemptReach:

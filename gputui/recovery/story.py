@@ -39,18 +39,13 @@ def tell(
         The paragraphs, each one line of harmless text.
     """
     run = history.run
-    attempts = history.attempts
     transitions = history.transitions
-    of_attempt = {failure.incident.attempt: failure for failure in failures}
-    first = next((f" by {move.actor}" for move in transitions if move.from_state is None), "")
-    spec = known_spec(run)
-    source = f"from the profile {run.profile}"
-    if spec is not None and spec.typed:
-        source = f"as {shlex.join(spec.typed)}"
-    paragraphs = [[f"{run.run_id} was launched{first} {clean(source)}."]]
+    of_attempt = {incident.attempt: incident for incident in history.incidents}
+    decided = {decision.incident_id: decision for decision in history.decisions}
+    paragraphs = [[_launch_sentence(run, transitions)]]
     since = float("-inf")
     is_explained = False
-    for alike in _alike_attempts(attempts, of_attempt, transitions, went_on):
+    for alike in _alike_attempts(history.attempts, of_attempt, transitions, went_on):
         attempt = alike[0]
         repeats = alike[1:]
         failure = of_attempt.get(attempt.number)
@@ -76,14 +71,34 @@ def tell(
             failure = repeated[-1]
         since = alike[-1].created_at
         # The last attempt's paragraph may already explain the end of the run.
-        is_explained = failure is not None and (failure.decision is None or failure.decision.verdict != "retry")
-    paragraphs.append([_state_sentence(run, attempts, now, is_explained)])
-    together = total_cost(failures)
-    if together is not None and together.incidents > 1 and (price := in_words(together)):
-        if together.unknown:
-            price = f"at least {price}"
-        paragraphs[-1].append(f"Its {together.incidents} incidents together cost {price}.")
+        is_explained = False
+        if incident is not None:
+            decision = decided.get(incident.incident_id)
+            is_explained = decision is None or decision.verdict != "retry"
+    paragraphs.append([_state_sentence(run, history.attempts, now, is_explained), *_total_sentences(costs)])
     return [clean(" ".join(" ".join(sentences).split())) for sentences in paragraphs]
+
+
+def _launch_sentence(run: Run, transitions: Sequence[TransitionView]) -> str:
+    by = next((f" by {move.actor}" for move in transitions if move.from_state is None), "")
+    spec = known_spec(run)
+    source = f"from the profile {run.profile}"
+    if spec is not None and spec.typed:
+        source = f"as {shlex.join(spec.typed)}"
+    return f"{run.run_id} was launched{by} {clean(source)}."
+
+
+def _total_sentences(costs: Mapping[int, Cost]) -> list[str]:
+    """What several incidents cost together; nothing for one, or if that is unknown."""
+    together = total(costs.values())
+    if together is None or together.incidents <= 1:
+        return []
+    price = in_words(together)
+    if not price:
+        return []
+    if together.unknown:
+        price = f"at least {price}"
+    return [f"Its {together.incidents} incidents together cost {price}."]
 
 
 def _alike_attempts(

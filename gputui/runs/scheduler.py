@@ -180,7 +180,6 @@ def schedule(
       with trials of its study, up to ``share_of``, and not if an earlier run waits for it.
     - Runs without GPUs start while there is room for their ranks; one that waits holds back later
       ones, and one with more ranks than the limit starts when no other runs.
-
     - While the queue is paused, only recovering runs start. A run that waits for another one, or for a time, is
       promised nothing.
 
@@ -285,9 +284,9 @@ def _place_on_gpus(run: Run, pool: _GpuPool, promised_gpus: Mapping[str, str]) -
         return Wait(run, _wait_reason(held_gpus, blocks, gpu_count))
     if len(free) >= gpu_count:
         chosen = {gpu.uuid for gpu in free[:gpu_count]}
-        lost = [(gpu.name, reason) for gpu in held_gpus if (reason := blocks[gpu.uuid]) is not None]
+        lost = tuple(f"{gpu.name} {blocks[gpu.uuid]}" for gpu in held_gpus if blocks[gpu.uuid] is not None)
         uuids = tuple(gpu.uuid for gpu in pool.gpus if gpu.uuid in chosen)
-        return Start(run, uuids, tuple(f"{name} {reason}" for name, reason in lost))
+        return Start(run, uuids, replaced=lost)
     needed = spec_of(run).gpus.memory_bytes or 0
     large = [gpu for gpu in candidates if gpu.total_bytes is None or gpu.total_bytes >= needed]
     in_service = sum(not gpu.out_of_service for gpu in large)

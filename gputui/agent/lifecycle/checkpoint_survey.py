@@ -28,7 +28,7 @@ from gputui.core.files import read_regular
 from gputui.metrics.files import fixed_part
 from gputui.metrics.trackers import TRACKERS
 from gputui.recovery.checkpoints import ledger
-from gputui.recovery.checkpoints.resumable import Rows, attempt_spans
+from gputui.recovery.checkpoints.resumable import AttemptSpan, Rows, attempt_spans
 from gputui.recovery.checkpoints.search import CheckpointSearch, surveyed
 from gputui.recovery.kinds import kind_of
 from gputui.recovery.run_history import training_began_at
@@ -44,7 +44,7 @@ from gputui.store.attempts import read_attempts
 from gputui.store.checkpoints import CheckpointRow, Neighbour
 from gputui.store.metrics.losses import failed_at, last_sound_step, unsound_since
 from gputui.store.metrics.step_lines import StepLines, up_to_step
-from gputui.store.run_history import read_incidents, read_transitions
+from gputui.store.run_history import IncidentView, read_incidents, read_transitions
 from gputui.store.runs import Run, get_run
 
 log = logging.getLogger(__name__)
@@ -227,17 +227,8 @@ def attempts_to_resume(connection: Connection, workspace: Workspace, run: Run) -
     for span in attempt_spans(attempts, names_metrics=spec_of(run).names_metrics, now=0.0):
         incident = incidents.get(span.number)
         limit = None
-        if was_ever_sound and (unsound := unsound_since(lines, span.number)) is not None:
-            limit = unsound.at - late
-        elif was_ever_sound and incident is not None and kind_of(incident.kind).fault == "training":
-            # The last time at which its numbers were sound before they went wrong at a step.
-            limit = span.begun_at
-            if incident.step is not None:
-                at = failed_at(lines, span.number, incident.step)
-                if at is None and (line := lines.newest(span.number, up_to_step(incident.step - 1))) is not None:
-                    at = line.at
-                if at is not None:
-                    limit = at - late
+        if was_ever_sound:
+            limit = _sound_until(lines, span, incident, late)
         is_external = incident is None or not kind_of(incident.kind).may_be_checkpoint
         plan = read_record(attempt_dir(workspace, run_id, span.number) / "attempt.json") or {}
         # Only a checkpoint named by a person is in this attempt.json, not the target's own choice.
@@ -250,6 +241,28 @@ def attempts_to_resume(connection: Connection, workspace: Workspace, run: Run) -
         failed = not is_external and not span.has_worked
         lineage.append({"attempt": span.number, "until": limit, "failed": failed, "base": base})
     return lineage
+
+
+def _sound_until(lines: StepLines, span: AttemptSpan, incident: IncidentView | None, late: float) -> float | None:
+    """Until when an attempt's numbers were sound, on the target's clock (UTC unix seconds); None if they were to its
+    end.
+
+    Args:
+        late: how much later than written a line may arrive here, in seconds.
+    """
+    if (unsound := unsound_since(lines, span.number)) is not None:
+        return unsound.at - late
+    if incident is None or kind_of(incident.kind).fault != "training":
+        return None
+    if incident.step is None:
+        return span.begun_at
+    # The last time at which its numbers were sound before they went wrong at a step.
+    at = failed_at(lines, span.number, incident.step)
+    if at is None and (line := lines.newest(span.number, up_to_step(incident.step - 1))) is not None:
+        at = line.at
+    if at is None:
+        return span.begun_at
+    return at - late
 
 
 def claim(folder: Path, home: Path) -> None:

@@ -69,27 +69,18 @@ def prune(search: CheckpointSearch, keep: Keep) -> PruneResult:
     """
     rows = [row for row in surveyed(search) if row.gone_at is None]
     folder = search.real_folder
-    saves: dict[int | str, list[CheckpointRow]] = {}
-    for row in candidates_by_age(rows, search.attempts):
-        if row.is_written and Path(row.path).is_relative_to(folder):
-            saves.setdefault(_save_of(row, folder), []).append(row)
-    old: list[Save] = list(saves.values())
-    valid: list[Save] = []
+    saves = _saves_by_age(candidates_by_age(rows, search.attempts), folder)
+    complete = saves
     if search.attempts and search.attempts[-1].ended_at is None:
-        del old[:1]
-    while old and len(valid) < keep.newest:
-        save = old.pop(0)
-        # One that an attempt failed to start from does not count.
-        has_failed = any(row.failed_starts for row in save)
-        if not has_failed and all(row.verdict == "valid" or _is_whole(row) for row in save):
-            valid.append(save)
+        complete = saves[1:]
+    valid, old = _split_off_valid(complete, keep.newest)
     result = PruneResult(valid={row.path: row.content for save in valid for row in save})
     if len(valid) < keep.newest:
         return result
     staying = {Path(row.path) for row in rows if _stays(row) or not any(row in save for save in old)}
     staying |= {Path(row.path) for row in rows if any(Path(path).is_relative_to(row.path) for path in keep.paths)}
     if keep.best is not None:
-        staying |= {Path(row.path) for row in best_save(search, saves.values(), keep.best, keep.mode)}
+        staying |= {Path(row.path) for row in best_save(search, saves, keep.best, keep.mode)}
     links = _links(folder)
     # A save that stays may need another one.
     while needed := [save for save in old if _is_needed(save, staying, links)]:
@@ -97,12 +88,39 @@ def prune(search: CheckpointSearch, keep: Keep) -> PruneResult:
         staying |= {Path(row.path) for save in needed for row in save}
     removed = [Path(row.path) for save in old for row in save]
     for path in removed:
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)  # it may have gone with its folder
-        path.with_name(path.name + CHECKSUM_SUFFIX).unlink(missing_ok=True)
+        _remove(path)
     return replace(result, removed=tuple(map(str, removed)))
+
+
+def _saves_by_age(rows: Iterable[CheckpointRow], folder: Path) -> list[Save]:
+    """The saves in a folder that were written, in the order of their first rows."""
+    saves: dict[int | str, list[CheckpointRow]] = {}
+    for row in rows:
+        if row.is_written and Path(row.path).is_relative_to(folder):
+            saves.setdefault(_save_of(row, folder), []).append(row)
+    return list(saves.values())
+
+
+def _split_off_valid(saves: Sequence[Save], count: int) -> tuple[list[Save], list[Save]]:
+    """The first ``count`` valid saves, or fewer, and the saves after the last of them. Raises OSError."""
+    valid: list[Save] = []
+    remaining = list(saves)
+    while remaining and len(valid) < count:
+        save = remaining.pop(0)
+        # One that an attempt failed to start from does not count.
+        has_failed = any(row.failed_starts for row in save)
+        if not has_failed and all(row.verdict == "valid" or _is_whole(row) for row in save):
+            valid.append(save)
+    return valid, remaining
+
+
+def _remove(path: Path) -> None:
+    """Remove a checkpoint and its checksum file. Raises OSError."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)  # it may have gone with its folder
+    path.with_name(path.name + CHECKSUM_SUFFIX).unlink(missing_ok=True)
 
 
 def best_save(search: CheckpointSearch, saves: Iterable[Save], metric: str, mode: Mode) -> Save:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from gputui.recovery.watch.hangs import (
     BUSY_NETWORK_BYTES_PER_SECOND,
+    Doing,
     GpuActivity,
     RankActivity,
     doing,
@@ -138,26 +139,12 @@ class ActivityWatch:
         self.last = snapshot
         if before is None:
             return None, False
-        seconds = snapshot.at - before.at
-        processes = list(itertools.chain.from_iterable(snapshot.ranks.values()))
         silent_seconds = min(quiet.seconds + STEP_NOTICED_SECONDS, snapshot.at - first_line_at)
-        ranks: Collection[int | None] = snapshot.ranks
-        if snapshot.size > 1:
-            ranks = range(snapshot.size)
-        doings = {
-            rank: doing(
-                before.ranks.get(rank, ()),
-                snapshot.ranks.get(rank, ()),
-                seconds,
-                self._gpu_activity(rank, samples),
-                silent_seconds,
-                is_only=snapshot.size == 1,
-            )
-            for rank in ranks
-        }
+        doings = self._doings(before, snapshot, samples, silent_seconds)
         if sum(not what.is_stuck for what in doings.values()) > 1:
             self.together_at = snapshot.at
         self.was_open = self.was_open or not snapshot.is_closed
+        processes = itertools.chain.from_iterable(snapshot.ranks.values())
         activity = RankActivity(
             doings,
             launcher_stopped=any(process.state == "T" for process in snapshot.others),
@@ -175,13 +162,36 @@ class ActivityWatch:
             return verdict, verdict is not None
         if self.stuck_since is None:
             self.stuck_since = snapshot.at
-        needed = min(STUCK_SECONDS, hang_after)
+        needed_seconds = min(STUCK_SECONDS, hang_after)
         if not quiet.is_overdue:
-            needed = verdict.hold_seconds
+            needed_seconds = verdict.hold_seconds
         elif self.has_worked:
-            needed = min(STUCK_AFTER_WORK_SECONDS, hang_after)
+            needed_seconds = min(STUCK_AFTER_WORK_SECONDS, hang_after)
         is_time = quiet.is_overdue or quiet.may_be_evident
-        return verdict, is_time and snapshot.at - self.stuck_since >= needed
+        return verdict, is_time and snapshot.at - self.stuck_since >= needed_seconds
+
+    def _doings(
+        self,
+        before: ProcessSnapshot,
+        snapshot: ProcessSnapshot,
+        samples: Mapping[str, GpuSample],
+        silent_seconds: float,
+    ) -> dict[int | None, Doing]:
+        """What each rank did between two snapshots."""
+        ranks: Collection[int | None] = snapshot.ranks
+        if snapshot.size > 1:
+            ranks = range(snapshot.size)
+        return {
+            rank: doing(
+                before.ranks.get(rank, ()),
+                snapshot.ranks.get(rank, ()),
+                snapshot.at - before.at,
+                self._gpu_activity(rank, samples),
+                silent_seconds,
+                is_only=snapshot.size == 1,
+            )
+            for rank in ranks
+        }
 
     def _exchanges(self, snapshot: ProcessSnapshot) -> bool:
         """Return whether connections beyond the attempt have moved data for some time."""

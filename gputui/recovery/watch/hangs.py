@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from gputui.core import units
 from gputui.recovery.watch.rules import FINDINGS, Observation
@@ -105,32 +106,18 @@ def doing(
     if seconds <= 0 or any(process.io_bytes is None for process in later):
         return Doing.UNKNOWN
     before = {(process.pid, process.start_ticks): process for process in earlier}
-    awaited = younger_than(later, silent_seconds)
-    cpu = queued = moved = awaited_cpu = 0.0
-    for process in later:
-        cpu_before = io_before = queued_before = 0.0
-        if (reading := before.get((process.pid, process.start_ticks))) is not None:
-            cpu_before = reading.cpu_seconds
-            io_before = reading.io_bytes or 0
-            queued_before = reading.queued_seconds or 0.0
-        cpu += process.cpu_seconds - cpu_before
-        if process in awaited:
-            awaited_cpu += process.cpu_seconds - cpu_before
-        moved += (process.io_bytes or 0) - io_before
-        if process.queued_seconds is not None:
-            queued += process.queued_seconds - queued_before
-    is_moving = moved / seconds >= BUSY_IO_BYTES_PER_SECOND
-    if is_moving or any(process.state == "D" for process in later):
+    uses = [_use_since(before.get((process.pid, process.start_ticks)), process) for process in later]
+    moved_bytes = sum(use.io_bytes or 0 for use in uses)
+    if moved_bytes / seconds >= BUSY_IO_BYTES_PER_SECOND or any(process.state == "D" for process in later):
         return Doing.IO
-    main = min(later, key=lambda process: process.start_ticks)
-    main_before = before.get((main.pid, main.start_ticks))
-    main_cpu = 0.0
-    if is_only and main_before is not None and main.main_seconds is not None and main_before.main_seconds is not None:
-        main_cpu = main.main_seconds - main_before.main_seconds
+    main = min(uses, key=lambda use: use.start_ticks)
+    cpu_seconds = sum(use.cpu_seconds for use in uses)
+    awaited_seconds = sum(use.cpu_seconds for use in younger_than(uses, silent_seconds))
+    main_seconds = (main.main_seconds or 0.0) if is_only else 0.0
     is_busy = (
-        cpu / seconds >= BUSY_SHARE
-        or main_cpu / seconds >= BUSY_MAIN_SHARE
-        or awaited_cpu / seconds >= BUSY_CHILD_SHARE
+        cpu_seconds / seconds >= BUSY_SHARE
+        or main_seconds / seconds >= BUSY_MAIN_SHARE
+        or awaited_seconds / seconds >= BUSY_CHILD_SHARE
     )
     # The main process decides, not its workers. A process that is stopped only now and then still
     # uses the CPU.
@@ -140,9 +127,29 @@ def doing(
         if gpu.spins:
             return Doing.SPINNING
         return Doing.COMPUTING
-    if is_busy or queued / seconds >= BUSY_SHARE:
+    queued_seconds = sum(use.queued_seconds or 0.0 for use in uses)
+    if is_busy or queued_seconds / seconds >= BUSY_SHARE:
         return Doing.COMPUTING
     return Doing.WAITING
+
+
+def _use_since(before: ProcessReading | None, process: ProcessReading) -> ProcessReading:
+    """A reading whose counters begin at an earlier one; without one, at the start of the process."""
+    if before is None:
+        return replace(process, main_seconds=None)
+    queued_seconds = None
+    if process.queued_seconds is not None:
+        queued_seconds = process.queued_seconds - (before.queued_seconds or 0.0)
+    main_seconds = None
+    if process.main_seconds is not None and before.main_seconds is not None:
+        main_seconds = process.main_seconds - before.main_seconds
+    return replace(
+        process,
+        cpu_seconds=process.cpu_seconds - before.cpu_seconds,
+        io_bytes=(process.io_bytes or 0) - (before.io_bytes or 0),
+        queued_seconds=queued_seconds,
+        main_seconds=main_seconds,
+    )
 
 
 def is_stuck(observation: Observation) -> bool:
