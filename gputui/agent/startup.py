@@ -100,14 +100,20 @@ def record(
     print(f"gputui: recording every {interval_seconds:g} s into {where}; ctrl+c ends it", file=sys.stderr)  # noqa: T201
     code = _run(workspace, options, lock, reporter)
     if workspace.database.exists():
-        with sqlite3.connect(f"{workspace.database.as_uri()}?mode=ro", uri=True) as connection:
-            is_needed = active_run_count(connection) > 0 or has_views(workspace)
-        if is_needed:
-            try:
-                spawn_agent(workspace)
-            except AgentUnreachableError as error:
-                raise RecordError(str(error)) from error
+        _start_agent_if_needed(workspace)
     return code
+
+
+def _start_agent_if_needed(workspace: Workspace) -> None:
+    """Start an agent in the background for runs or views that are left. Raises RecordError."""
+    with sqlite3.connect(f"{workspace.database.as_uri()}?mode=ro", uri=True) as connection:
+        is_needed = active_run_count(connection) > 0 or has_views(workspace)
+    if not is_needed:
+        return
+    try:
+        spawn_agent(workspace)
+    except AgentUnreachableError as error:
+        raise RecordError(str(error)) from error
 
 
 def _take_over(workspace: Workspace) -> AgentLock | None:

@@ -68,6 +68,22 @@ def shrink_batch(context: ActionContext) -> Result:
     if spec.tuned and not pair.is_near:
         why = "no whole pair keeps the effective batch, and trials must stay comparable"
         return SkippedAction(SHRINK, why)
+    verb = "raised" if pair.accumulation > accumulation else "set"
+    note = (
+        f"lowered {name} {batch} → {pair.batch} and {verb} {more_name} {accumulation} → {pair.accumulation}, "
+        f"so that {_effective_batch_words(spec, names, ranks, batch * accumulation, pair)}"
+    )
+    changes = (changed(name, value, pair.batch), changed(more_name, more_value, pair.accumulation))
+    return AppliedAction(SHRINK, note, changes)
+
+
+def _effective_batch_words(spec: RunSpec, names: tuple[str, str], ranks: int, before: int, pair: Pair) -> str:
+    """``the effective batch stays 64 per rank``.
+
+    Args:
+        names: the parameters of the batch and its accumulation.
+        before: their product before.
+    """
     factor = Fraction(1)
     whose = " per rank"
     if any(spec.scopes.get(parameter) == "global" for parameter in names):
@@ -75,18 +91,11 @@ def shrink_batch(context: ActionContext) -> Result:
         whose = " over all ranks"
     if ranks == 1:
         whose = ""
-    before = batch * accumulation * factor
-    after = pair.batch * pair.accumulation * factor
-    verb = "raised" if pair.accumulation > accumulation else "set"
     why = ""
     if not pair.is_near:
         why = ", as no whole pair that may be used keeps it within 2 %"
-    note = (
-        f"lowered {name} {batch} → {pair.batch} and {verb} {more_name} {accumulation} → "
-        f"{pair.accumulation}, so that the effective batch {_became(before, after)}{whose}{why}"
-    )
-    changes = (changed(name, value, pair.batch), changed(more_name, more_value, pair.accumulation))
-    return AppliedAction(SHRINK, note, changes)
+    after = pair.batch * pair.accumulation * factor
+    return f"the effective batch {_became(before * factor, after)}{whose}{why}"
 
 
 def _shrink_alone(context: ActionContext, name: str, batch: int) -> Result:

@@ -111,7 +111,8 @@ def ensure_agent(
         AgentStoppedError: it was stopped by a signal.
     """
     doing: str | None = None
-    since = stopped_at = math.inf
+    since = math.inf
+    stopped_at = math.inf
     deadline = time.monotonic() + timeout_seconds
     process: subprocess.Popen[bytes] | None = None
     while True:

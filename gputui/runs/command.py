@@ -4,7 +4,7 @@ and the agent show and run the same one."""
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -197,14 +197,13 @@ def build_launch(
     run_id = PurePath(run_dir).name
     params = as_typed(params, spec.spellings)
     values = values_for(params, run_dir, checkpoint)
-    resume = () if spec.checkpoints is None else tuple(spec.checkpoints.resume)
-    templates = (*spec.program, *(spec.args or ()), *spec.env.values(), *resume)
-    if checkpoint is not None and not values["checkpoint_step"] and any("{checkpoint_step}" in t for t in templates):
-        name = PurePath(checkpoint).name
-        raise ValueError(f"{name} names no step for {{checkpoint_step}}; resume by {{checkpoint}}, or restart the run")
+    resume: tuple[str, ...] = ()
+    if checkpoint is not None and spec.checkpoints is not None:
+        resume = tuple(spec.checkpoints.resume)
+    if checkpoint is not None and not values["checkpoint_step"]:
+        _check_needs_no_step(checkpoint, (*spec.program, *(spec.args or ()), *spec.env.values(), *resume))
     arguments = flag_tokens(params) if spec.args is None else expand(spec.args, params, run_dir, checkpoint)
-    if checkpoint is not None:
-        arguments += tuple(substitute(token, values) for token in resume)
+    arguments += tuple(substitute(token, values) for token in resume)
     program = expand(spec.program, params, run_dir, checkpoint)
     node_dir = str(PurePath(run_dir) / "attempts" / str(attempt) / NODES / str(placement.number))
     invocation = Invocation((*program, *arguments), node_dir, f"{run_id}.{attempt}")
@@ -227,6 +226,13 @@ def build_launch(
     argv = launcher.argv(spec, placement, invocation)
     workdir = substitute(spec.workdir, values)
     return Launch(argv, env, workdir, spec.grace_seconds + SHIM_MARGIN_SECONDS)
+
+
+def _check_needs_no_step(checkpoint: str, templates: Iterable[str]) -> None:
+    """Raise ValueError if a template has the step of a checkpoint whose name does not tell it."""
+    if any("{checkpoint_step}" in template for template in templates):
+        name = PurePath(checkpoint).name
+        raise ValueError(f"{name} names no step for {{checkpoint_step}}; resume by {{checkpoint}}, or restart the run")
 
 
 def _common_environment(spec: RunSpec, node_dir: str) -> dict[str, str]:

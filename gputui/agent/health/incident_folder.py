@@ -11,6 +11,7 @@ import csv
 import io
 import json
 import os
+from collections.abc import Iterable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from gputui.core.config import PRIVATE_DIR_MODE, PRIVATE_FILE_MODE, Workspace
 from gputui.core.files import read_regular
 from gputui.core.redaction import redact_params, redact_text
 from gputui.core.units import iso
+from gputui.recovery.evidence import EvidenceLog
 from gputui.recovery.plans import RecoveryPlan
 from gputui.store.database import open_reader
 from gputui.store.run_history import NewIncident
@@ -94,30 +96,14 @@ def write(workspace: Workspace, task: PostmortemTask, findings: PostmortemResult
         "attempt": number,
         "ended_at": at,
         "incident": msgspec.to_builtins(incident),
-        "decision": {
-            "verdict": plan.verdict,
-            "because": plan.because,
-            "rung": plan.rung,
-            "reason": plan.reason,
-            "actions": plan.actions_json(),
-            "params": redact_params(plan.params),
-            "changed": redact_params(plan.changed),
-            "resume_from": plan.resume_from,
-            "delay_seconds": plan.delay_seconds,
-        },
+        "decision": _plan_json(plan),
     }
     evidence = findings.evidence.to_json()
     del evidence["tails"]
     for name, content in ((DECISION_FILE, decision), ("evidence.json", evidence)):
         text = json.dumps(_bounded(content), indent=2, ensure_ascii=False)
         write_text(folder / name, f"{text}\n")
-    remaining = ALL_LOGS_CHARACTERS
-    for tail in findings.evidence.tails:
-        limit = min(LOG_CHARACTERS, remaining)
-        if limit and (text := redact_text(tail.text[-limit:])):
-            who = "launcher" if tail.rank is None else f"rank{tail.rank}"
-            write_text(folder / "logs" / f"{who}-{tail.stream}.txt", text)
-            remaining = max(0, remaining - len(text))
+    _write_logs(folder / "logs", findings.evidence.tails)
     if task.attempt.gpus:
         with closing(open_reader(workspace.database)) as connection:
             begin = task.ended_at - BEFORE_SECONDS
@@ -126,6 +112,31 @@ def write(workspace: Workspace, task: PostmortemTask, findings: PostmortemResult
         table = io.StringIO(newline="")
         csv.writer(table, lineterminator="\n").writerows([WINDOW_COLUMNS, *rows])
         write_text(folder / "gpus.csv", table.getvalue())
+
+
+def _plan_json(plan: RecoveryPlan) -> dict[str, object]:
+    return {
+        "verdict": plan.verdict,
+        "because": plan.because,
+        "rung": plan.rung,
+        "reason": plan.reason,
+        "actions": plan.actions_json(),
+        "params": redact_params(plan.params),
+        "changed": redact_params(plan.changed),
+        "resume_from": plan.resume_from,
+        "delay_seconds": plan.delay_seconds,
+    }
+
+
+def _write_logs(folder: Path, tails: Iterable[EvidenceLog]) -> None:
+    """Write the ends of logs, without secrets, while there is room. Raises OSError."""
+    remaining = ALL_LOGS_CHARACTERS
+    for tail in tails:
+        limit = min(LOG_CHARACTERS, remaining)
+        if limit and (text := redact_text(tail.text[-limit:])):
+            who = "launcher" if tail.rank is None else f"rank{tail.rank}"
+            write_text(folder / f"{who}-{tail.stream}.txt", text)
+            remaining = max(0, remaining - len(text))
 
 
 def _bounded(value: Any) -> Any:

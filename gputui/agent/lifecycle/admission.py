@@ -110,11 +110,7 @@ class Admission:
                 elif not self.barrier.is_resting(run_id):
                     is_one_started = True
                     with self.barrier.guard(run_id):
-                        # What the new attempt finds must be known before it starts.
-                        run = outcome.run
-                        is_prepared = self._knows_ends_of_files(run) and lists_files_before(context, run)
-                        if is_prepared and check_before_start(context, run):
-                            self._start(outcome)
+                        self._start_when_prepared(outcome)
             elif run_id in lacking_gpus:
                 with self.barrier.guard(run_id):
                     self._continue_with_fewer(outcome)
@@ -124,6 +120,13 @@ class Admission:
             with repository.transaction(connection):
                 connection.executemany("UPDATE runs SET waiting_for = ? WHERE run_id = ?", reasons)
         return is_done
+
+    def _start_when_prepared(self, start: Start) -> None:
+        """Start a run once what its new attempt finds is known, and nothing is against it."""
+        run = start.run
+        is_prepared = self._knows_ends_of_files(run) and lists_files_before(self.context, run)
+        if is_prepared and check_before_start(self.context, run):
+            self._start(start)
 
     def _may_share(self, run: Run) -> bool:
         """Return whether the run takes a part of its GPU, until it runs out of memory there."""

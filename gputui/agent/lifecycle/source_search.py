@@ -120,13 +120,9 @@ class FileSearch:
         if self.new_sources is None:
             self.new_sources = _stored_sources(self.folder)
         already = len(self.new_sources)
-        changed: dict[str, int] = {}
-        for path, (size, modified_at) in sizes.items():
-            state = before.get(path)
-            if modified_at >= self.begun_at or (state is not None and state.byte_offset != size):
-                changed[path] = size
-        written = frozenset(map(Path, changed))
-        for path, size in changed.items():
+        changed_sizes = self._changed_sizes(sizes, before)
+        written = frozenset(map(Path, changed_sizes))
+        for path, size in changed_sizes.items():
             is_own = path in open_files or path.startswith(f"{self.run_dir}/") or not rivals
             is_known = path in self.disputed and not is_own
             if not size or is_known or size == self.looked_at.get((path, is_own)):
@@ -143,6 +139,17 @@ class FileSearch:
         if len(self.new_sources) > already:
             write_private(self.folder / SOURCES_FILE, {"sources": msgspec.to_builtins(self.new_sources)})
         return [*self.new_sources]
+
+    def _changed_sizes(
+        self, sizes: Mapping[str, tuple[int, float]], before: Mapping[str, SourceState]
+    ) -> dict[str, int]:
+        """The sizes of the files that were written since the attempt began."""
+        changed: dict[str, int] = {}
+        for path, (size, modified_at) in sizes.items():
+            state = before.get(path)
+            if modified_at >= self.begun_at or (state is not None and state.byte_offset != size):
+                changed[path] = size
+        return changed
 
     @property
     def folder(self) -> Path:

@@ -169,6 +169,7 @@ def _count_readings(
 ) -> None:
     """Add the new readings of one GPU to the sum of an attempt. ``key`` is the run, the attempt's
     number and the GPU's UUID."""
+    run_id, number, uuid = key
     row = connection.execute(
         "SELECT until, counter_joules, energy_joules, settled FROM attempt_energy "
         "WHERE run_id = ? AND attempt = ? AND gpu_uuid = ?",
@@ -176,14 +177,15 @@ def _count_readings(
     ).fetchone()
     if row is not None and row[3]:
         return
+    # UTC unix seconds, and the counter's joules then.
     counted_to = began - BORDER_SECONDS
     counter = None
     energy = None
     if row is not None:
         counted_to, counter, energy = row[:3]
     last = now if ended is None else ended + BORDER_SECONDS
-    readings, reached = _readings(connection, key[2], counted_to, last)
-    others = fellows(connection, key[0], key[1])
+    readings, reached = _readings(connection, uuid, counted_to, last)
+    others = fellows(connection, run_id, number)
     for at, joules in readings:
         if counter is not None:
             begin = max(counted_to, began)

@@ -110,7 +110,7 @@ def report(folder: Path, request: dict[str, Any], most_bytes: int = CHUNK_BYTES)
     run_dir = folder.parents[2]
     metrics = [path for glob in request["metrics"] for path in run_dir.glob(glob) if path.is_file()]
     logs = [path for path in (folder.parent / "nodes").rglob("*.log") if path.is_file()]
-    grown = {}
+    grown: dict[str, dict[str, Any]] = {}
     remaining_bytes = MOST_BYTES
     is_partial = False
     for path in [*metrics, *logs, folder / "job.log", folder / "starts.jsonl"]:
