@@ -81,19 +81,18 @@ def costs(
     ordered = sorted(attempts, key=lambda row: row.number)
     by_id: dict[int, Cost] = {}
     for index, attempt in enumerate(ordered):
-        later = ordered[index + 1 :]
         incident = first.get(attempt.number)
         if incident is None:
             continue
-        following = None
+        later = ordered[index + 1 :]
+        following = later[0] if later else None
+        # A person's start after a stop inherits nothing.
+        heirs = (row for row in later if row.first_step is not None or row.number in given_up)
+        heir = next(heirs, following)
         kept_step = None
         is_least = is_at_least
         is_about = False
-        if later:
-            following = later[0]
-            # A person's start after a stop inherits nothing.
-            heirs = (row for row in later if row.first_step is not None or row.number in given_up)
-            heir = next(heirs, following)
+        if heir is not None:
             continuation = went_on.get(heir.number)
             kept_step = _last_kept_step(heir, continuation, start_is_chosen_there)
             # Its first line may be several steps after what it loaded.

@@ -287,13 +287,23 @@ def _place_on_gpus(run: Run, pool: _GpuPool, promised_gpus: Mapping[str, str]) -
         lost = tuple(f"{gpu.name} {blocks[gpu.uuid]}" for gpu in held_gpus if blocks[gpu.uuid] is not None)
         uuids = tuple(gpu.uuid for gpu in pool.gpus if gpu.uuid in chosen)
         return Start(run, uuids, replaced=lost)
-    needed = spec_of(run).gpus.memory_bytes or 0
-    large = [gpu for gpu in candidates if gpu.total_bytes is None or gpu.total_bytes >= needed]
+    lacks_own = is_recovering(run) and any(gpu.out_of_service for gpu in held_gpus)
+    return _wait_for_gpus(run, candidates, _wait_reason(candidates, blocks, gpu_count), lacks_own=lacks_own)
+
+
+def _wait_for_gpus(run: Run, candidates: Sequence[GpuAvailability], reason: str, *, lacks_own: bool) -> Wait:
+    """Let a run wait. If enough large GPUs are in service, it is promised all of those.
+
+    Args:
+        lacks_own: it recovers, and GPUs that it leases are out of service.
+    """
+    needed_bytes = spec_of(run).gpus.memory_bytes or 0
+    large = [gpu for gpu in candidates if gpu.total_bytes is None or gpu.total_bytes >= needed_bytes]
     in_service = sum(not gpu.out_of_service for gpu in large)
-    is_short = is_recovering(run) and any(gpu.out_of_service for gpu in held_gpus)
-    reason = _wait_reason(candidates, blocks, gpu_count)
-    promised = frozenset(gpu.uuid for gpu in large) if in_service >= gpu_count else frozenset()
-    remaining = in_service if is_short else None
+    promised: frozenset[str] = frozenset()
+    if in_service >= gpus_wanted(run):
+        promised = frozenset(gpu.uuid for gpu in large)
+    remaining = in_service if lacks_own else None
     return Wait(run, reason, remaining, promised)
 
 

@@ -134,17 +134,31 @@ def take_snapshot(processes: Sequence[AttemptProcess], at: float, *, with_connec
     is_closed = False
     moved_bytes: dict[int, int] = {}
     if with_connections:
-        all_sockets = read_sockets()
-        sockets_by_process = {process: sockets_of(process.pid, all_sockets) for process in processes}
-        attempt_sockets = [socket for sockets in sockets_by_process.values() for socket in sockets or ()]
-        members = [sockets for process, sockets in sockets_by_process.items() if process.rank is not None or not ranks]
-        is_closed = not any(sockets is None or outside(sockets, attempt_sockets) for sockets in members)
-        for sockets in sockets_by_process.values():
-            connections = outside(sockets or (), attempt_sockets)
-            moved_bytes |= {peer.inode: peer.moved_bytes for peer in connections if peer.moved_bytes is not None}
+        is_closed, moved_bytes = _outside_connections(processes, has_ranks=bool(ranks))
     if not ranks and others:
         return ProcessSnapshot(at, {None: others}, [], 1, is_closed, moved_bytes)
     return ProcessSnapshot(at, ranks, others, size, is_closed, moved_bytes)
+
+
+def _outside_connections(processes: Sequence[AttemptProcess], *, has_ranks: bool) -> tuple[bool, dict[int, int]]:
+    """Look at the connections of an attempt's processes to processes beyond the attempt.
+
+    Args:
+        has_ranks: some of the processes have a rank; only those are asked for whether one has a connection.
+
+    Returns:
+        Whether none has a connection, and what the connections of all have moved, in bytes by inode.
+    """
+    all_sockets = read_sockets()
+    sockets_by_process = {process: sockets_of(process.pid, all_sockets) for process in processes}
+    attempt_sockets = [socket for sockets in sockets_by_process.values() for socket in sockets or ()]
+    members = [sockets for process, sockets in sockets_by_process.items() if process.rank is not None or not has_ranks]
+    is_closed = not any(sockets is None or outside(sockets, attempt_sockets) for sockets in members)
+    moved_bytes: dict[int, int] = {}
+    for sockets in sockets_by_process.values():
+        connections = outside(sockets or (), attempt_sockets)
+        moved_bytes |= {peer.inode: peer.moved_bytes for peer in connections if peer.moved_bytes is not None}
+    return is_closed, moved_bytes
 
 
 # --- the setup ---------------------------------------------------------------------------------
