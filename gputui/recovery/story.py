@@ -40,8 +40,7 @@ def tell(
     """
     run = history.run
     transitions = history.transitions
-    of_attempt = {incident.attempt: incident for incident in history.incidents}
-    decided = {decision.incident_id: decision for decision in history.decisions}
+    of_attempt = {failure.incident.attempt: failure for failure in failures}
     paragraphs = [[_launch_sentence(run, transitions)]]
     since = float("-inf")
     is_explained = False
@@ -71,11 +70,8 @@ def tell(
             failure = repeated[-1]
         since = alike[-1].created_at
         # The last attempt's paragraph may already explain the end of the run.
-        is_explained = False
-        if incident is not None:
-            decision = decided.get(incident.incident_id)
-            is_explained = decision is None or decision.verdict != "retry"
-    paragraphs.append([_state_sentence(run, history.attempts, now, is_explained), *_total_sentences(costs)])
+        is_explained = failure is not None and (failure.decision is None or failure.decision.verdict != "retry")
+    paragraphs.append([_state_sentence(run, history.attempts, now, is_explained), *_total_sentences(failures)])
     return [clean(" ".join(" ".join(sentences).split())) for sentences in paragraphs]
 
 
@@ -88,9 +84,9 @@ def _launch_sentence(run: Run, transitions: Sequence[TransitionView]) -> str:
     return f"{run.run_id} was launched{by} {clean(source)}."
 
 
-def _total_sentences(costs: Mapping[int, Cost]) -> list[str]:
+def _total_sentences(failures: Sequence[Failure]) -> list[str]:
     """What several incidents cost together; nothing for one, or if that is unknown."""
-    together = total(costs.values())
+    together = total_cost(failures)
     if together is None or together.incidents <= 1:
         return []
     price = in_words(together)

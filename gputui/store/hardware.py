@@ -402,8 +402,8 @@ def memory_temperature_history(
 
 def host_history(connection: sqlite3.Connection, since: float, end: float, buckets: int) -> HostHistory:
     """Means over ``buckets`` equal spans of [since, end)."""
-    columns = HostHistory.__struct_fields__
-    return HostHistory(*rollups.means(connection, series.HOST, series.HOST_ID, columns, since, end, buckets))
+    grid = rollups.SpanGrid.equal_parts(since, end, buckets)
+    return HostHistory(*rollups.means(connection, series.HOST, series.HOST_ID, HostHistory.__struct_fields__, grid))
 
 
 _HOST_COLUMNS = tuple(name for name in HostSample.__struct_fields__ if name != "at")

@@ -20,14 +20,14 @@ _PLAIN = ("restart", "wait", "rollback")
 """Actions that the beginning of the next attempt tells of."""
 
 
-def recoveries(history: RunHistory, costs: Mapping[int, Cost], spec: RunSpec | None) -> tuple[str, ...]:
-    """A sentence about each incident, what gputui changed, and from where it continued.
+def recoveries(failures: Sequence[Failure], spec: RunSpec | None) -> tuple[str, ...]:
+    """A sentence about each failure, what gputui changed, and from where it continued.
 
     Example: ``Attempt 1 → 2: batch 16 × 3 → 12 × 4, from step_30.pt (step 30), because CUDA ran out of memory on
     rank 0, at step 35; it cost 5 steps and 9 s.``
 
     Args:
-        costs: By incident.
+        failures: Oldest first.
         spec: None if the stored specification cannot be read.
     """
     return tuple(_recovery_sentence(failure, spec) for failure in failures)

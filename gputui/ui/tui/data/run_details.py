@@ -195,11 +195,10 @@ class RunPageReader:
             progress=progress,
             metric_names=metric_names,
             attempts=attempts,
-            failures=tuple(failures),
+            failures=tuple(self._failures_of(history)),
             log=log,
             rank_count=_rank_count(run),
             charts=charts,
-            costs=self._costs_of(history),
             checkpoints=listed,
             intake=usage,
             sinks=tuple(sinks_of(run, Path())),
@@ -223,18 +222,18 @@ class RunPageReader:
         folder, pattern = watched_checkpoints(spec, self._workspace.run_dir(run.run_id))
         return self.checkpoints.read(CheckpointQuery(folder, pattern, interest.checkpoint_to_check, facts))
 
-    def _costs_of(self, history: RunHistory) -> Mapping[int, Cost]:
-        """The cost of each incident. Among a million lines that is slow, and done when its basis has changed."""
+    def _failures_of(self, history: RunHistory) -> Sequence[Failure]:
+        """The failures. Their cost is slow to find among a million lines, and is read when its basis has changed."""
         if not history.incidents:
-            return {}
+            return ()
         moves = [
             (attempt.started_at, attempt.first_step, attempt.first_step_at, attempt.ended_at)
             for attempt in history.attempts
         ]
         basis = (history.run.run_id, moves, history.incidents, history.decisions)
-        if basis != self._costs[0]:
-            self._costs = (basis, history.costs())
-        return self._costs[1]
+        if basis != self._failures[0]:
+            self._failures = (basis, history.failures())
+        return self._failures[1]
 
     def _tail(self, run: Run, interest: Interest) -> LogTail:
         directory = self._workspace.run_dir(run.run_id) / "attempts" / str(run.attempt)

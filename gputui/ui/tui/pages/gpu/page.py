@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from gputui.core.text import clean
 from gputui.core.units import UNKNOWN, celsius, count, count_of, duration, gibibytes, percent, rate, watts
 from gputui.metrics.draw.chart import Gutters, draw_chart
-from gputui.metrics.draw.parts import Chart, Curve, Line, Span, YAxis
+from gputui.metrics.draw.parts import Chart, Curve, Line, Span, XAxis, YAxis
 from gputui.metrics.progress import RankRow
 from gputui.store.attempts import JOULES_PER_KWH
 from gputui.store.hardware import GpuView
@@ -506,6 +506,7 @@ def chart_lines(gpu: GpuView, page: GpuPage, width: int, height: int, *, across:
     memory = to_percent(history.memory_used_bytes, gpu.memory_total_bytes)
     percents = YAxis(low=0.0, high=100.0)
     up_to_limit = YAxis(low=0.0, high=limit and limit / unit_watts)
+    x_axis = XAxis(time_unit, -page.span_seconds / unit_seconds, 0.0)
     drawn = [
         draw_chart(
             Chart(curves, x_axis=x_axis, y_axis=y_axis),

@@ -171,9 +171,10 @@ def parameter_lines(page: RunPage, now: float, width: int) -> list[Line]:
         if len(values) > MOST_VALUES:
             text = f"{values[0]} → {values[-1]} ({len(values) - 1}×)"
         reason = ""
-        decision = decisions.get(name)
-        if decision is not None and decision.params[name] == page.run.params.get(name):
-            reason = clean(f"{kinds.get(decision.incident_id, 'recovery')} {dated_clock(decision.at, now)}")
+        if name in causes:
+            decision, kind = causes[name]
+            if decision.params[name] == page.run.params.get(name):
+                reason = clean(f"{kind_title(kind)} {dated_clock(decision.at, now)}")
         rows.append((clean(name), text, "warn", reason))
     rows.sort(key=lambda row: row[2] == "text")
     if (code := launched_code(page.run)) is not None:
