@@ -17,7 +17,7 @@ from gputui.metrics.reduction import MetricLine, Reducer
 from gputui.metrics.rewritten import Correction, VersionComparison
 from gputui.metrics.source_state import Arrivals, SourceState
 from gputui.metrics.values import NullReader
-from gputui.store.events import EventKind
+from gputui.store.events import EventKind, NewEvent
 from gputui.store.metrics.roles import take_names
 from gputui.store.metrics.stored_lines import NOT_METRICS, OF_EVENTS, as_float, named_by_event
 
@@ -49,14 +49,6 @@ _TIME_IS_OTHER = (
     "the time in its metrics lines is not the time of day in unix seconds: the lines have the time "
     "at which they were read, and their own time is the metric time_"
 )
-
-
-class MetricsNote(NamedTuple):
-    """A remark about a metrics file for a person; ``kind`` and ``key`` are those of its event."""
-
-    kind: EventKind
-    key: str | None
-    text: str
 
 
 class MetricRow(NamedTuple):
@@ -108,7 +100,7 @@ class Batch:
         new_names: Those that the source had not in this attempt, once the batch is stored.
         first_step, last_step: Of the lines without an event.
         more: The next batch is to be read at once.
-        notes: Remarks for a person, by kind.
+        notes: Remarks for a person, by kind, without the run.
         learned, inherited: Those of the format after its lines, see `LineFormat`.
     """
 
@@ -125,7 +117,7 @@ class Batch:
     first_step: int | None = None
     last_step: int | None = None
     more: bool = False
-    notes: dict[EventKind, MetricsNote] = field(default_factory=dict)
+    notes: dict[EventKind, NewEvent] = field(default_factory=dict)
     learned: Any = None
     inherited: Any = None
 
@@ -196,7 +188,7 @@ class Batch:
         """A line whose time is not the time of day of a training: if it is there, that is called ``time_``."""
         if line.values.get("time") is None:
             return line._replace(time=None)
-        self.notes["times_unknown"] = MetricsNote("times_unknown", None, _TIME_IS_OTHER)
+        self.notes["times_unknown"] = NewEvent("times_unknown", _TIME_IS_OTHER)
         return _renamed(line, "time")._replace(time=None)
 
     def _without_refused(self, line: ParsedLine) -> ParsedLine | None:
@@ -313,7 +305,7 @@ def store_batch(
         batch.new_names |= _update_newest(connection, (source_id, batch.attempt, stored_rank), newest)
     names = {name for newest in batch.newest.values() for name in newest}
     if (text := take_names(connection, source_id, names)) is not None:
-        batch.notes["loss_unknown"] = MetricsNote("loss_unknown", None, text)
+        batch.notes["loss_unknown"] = NewEvent("loss_unknown", text)
     return True
 
 

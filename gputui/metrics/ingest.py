@@ -16,7 +16,7 @@ from typing import Any
 
 from gputui.core.redaction import BY_LOOK, Redactor
 from gputui.metrics.background import BackgroundReader
-from gputui.metrics.batch import Batch, MetricsNote, store_batch
+from gputui.metrics.batch import Batch, store_batch
 from gputui.metrics.formats import DEFAULT_READING, Reading
 from gputui.metrics.history import HistoryReader
 from gputui.metrics.name_owners import NameOwners
@@ -26,7 +26,7 @@ from gputui.metrics.source_state import Arrivals, Boundary, SourceState
 from gputui.metrics.sources import ATTEMPT_OUTPUT, ReadContext, SourceEnds, SourceRow, SourceTable
 from gputui.metrics.step_sources import store_steps
 from gputui.metrics.written_sources import FoundSource
-from gputui.store.events import EventKind
+from gputui.store.events import EventKind, NewEvent
 
 # The agent's loop has other work; the rest is read in its next turn.
 PUMP_SECONDS = 0.016
@@ -86,7 +86,7 @@ class IngestReport:
     more: bool = False
     awaits: bool = False
     progress: set[tuple[str, int]] = field(default_factory=set)
-    notes: list[tuple[str, MetricsNote]] = field(default_factory=list)
+    notes: list[tuple[str, NewEvent]] = field(default_factory=list)
 
 
 @dataclass(slots=True, eq=False)
@@ -363,7 +363,7 @@ class MetricsIngest:
         if batch.rows or batch.rejected:
             self._report.progress.add((source.row.run_id, batch.attempt))
         if source.order.add(batch.to_reduce):
-            self._note(source, MetricsNote("steps_restarted", None, STARTS_AGAIN))
+            self._note(source, NewEvent("steps_restarted", STARTS_AGAIN))
         for note in batch.notes.values():
             self._note(source, note)
         if source.background is not None:
@@ -377,7 +377,7 @@ class MetricsIngest:
             # Whose lines they are cannot be told, and a value of another run would end this one.
             pattern = source.row.pattern
             text = f"{pattern} is not read, since {rivals} may write it too; let each run write below {{run_dir}}"
-            self._note(source, MetricsNote("metrics_doubtful", pattern, text))
+            self._note(source, NewEvent("metrics_doubtful", text, pattern))
             source.close()
             return None
         reader = self._reader(source)
@@ -385,12 +385,12 @@ class MetricsIngest:
             batch = reader.read(source.state, source.boundaries, ended=ended)
         except OSError as error:
             text = f"metrics cannot be read: {error}"
-            self._note(source, MetricsNote("metrics_unreadable", str(error), text))
+            self._note(source, NewEvent("metrics_unreadable", text, str(error)))
             return None
         if isinstance(reader, BackgroundReader) and reader.is_unanswered:
             pattern = source.row.pattern
             text = f"{pattern} does not answer; its metrics are read once it does"
-            self._note(source, MetricsNote("metrics_unanswered", pattern, text))
+            self._note(source, NewEvent("metrics_unanswered", text, pattern))
         return batch
 
     def _reader(self, source: OpenSource) -> FileReader | HistoryReader | BackgroundReader:
@@ -413,7 +413,7 @@ class MetricsIngest:
                 source.reader = BackgroundReader(reader, context.start, source.row.pattern)
         return source.reader
 
-    def _note(self, source: OpenSource, note: MetricsNote) -> None:
+    def _note(self, source: OpenSource, note: NewEvent) -> None:
         """Report a remark about a source once."""
         if (note.kind, note.key) not in source.reported:
             source.reported.add((note.kind, note.key))

@@ -20,10 +20,9 @@ from gputui.metrics.curves.model import ChartRequest
 from gputui.runs.spec import asked_steps
 from gputui.store.attempts import read_attempts
 from gputui.store.metrics import queries
-from gputui.store.metrics.queries import RankLine
 from gputui.store.metrics.roles import LOSS, NO_ROLES, metric_roles
 from gputui.store.metrics.step_lines import LineFilter, StepLines
-from gputui.store.metrics.stored_lines import end_positions
+from gputui.store.metrics.stored_lines import StoredLine, end_positions
 from gputui.store.runs import Run
 
 if TYPE_CHECKING:
@@ -310,7 +309,7 @@ _TIMES = ("step_time", "data_time", "comm_time")
 
 
 def rank_rows(
-    lines: Sequence[RankLine], shared: Mapping[int, Mapping[str, float]] = MappingProxyType({})
+    lines: Sequence[StoredLine], shared: Mapping[int, Mapping[str, float]] = MappingProxyType({})
 ) -> dict[int, RankRow]:
     """Make a row of each rank's newest values; a line without a rank is that of rank 0.
 
@@ -329,8 +328,8 @@ def rank_rows(
     return rows | {rank: rows[rank]._replace(slowdown=seconds / median) for rank, seconds in own_seconds.items()}
 
 
-def _rank_row(line: RankLine, means: Mapping[str, float]) -> RankRow:
-    values = {**line.values, **{name: means[name] for name in _TIMES if name in means}}
+def _rank_row(line: StoredLine, means: Mapping[str, float]) -> RankRow:
+    values = {**line.data, **{name: means[name] for name in _TIMES if name in means}}
     throughput = next((values[name] for name in THROUGHPUT if name in values), None)
     return RankRow(
         rank=line.rank or 0,

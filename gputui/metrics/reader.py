@@ -13,13 +13,14 @@ import msgspec
 from msgspec.structs import replace
 
 from gputui.core.redaction import Redactor
-from gputui.metrics.batch import BATCH_BYTES, BATCH_LINES, READ_SECONDS, Batch, LineSource, MetricsNote
+from gputui.metrics.batch import BATCH_BYTES, BATCH_LINES, READ_SECONDS, Batch, LineSource
 from gputui.metrics.contract import MAX_LINE_BYTES, TOO_LONG, Parsed, Rejected, parse_values
 from gputui.metrics.files import FollowedFile, ends, ends_after, fingerprint, is_unchanged
 from gputui.metrics.line_format import LineFormat
 from gputui.metrics.record_format import MAX_RECORD_BYTES, DamagedRecordError, RecordFormat
 from gputui.metrics.rewritten import EarlierLines, VersionComparison
 from gputui.metrics.source_state import Boundary, SourceState, owner
+from gputui.store.events import NewEvent
 from gputui.store.metrics.stored_lines import FilePosition
 
 HEADER_BYTES = 64 << 10
@@ -205,7 +206,7 @@ class FileReader:
             mark = fingerprint(*ends_after(head, tail, data[: added.size]))
             batch.state = replace(state, byte_offset=reached, skipping=added.in_long_line, fingerprint=mark)
         if self._format.remark is not None:
-            batch.notes["steps_converted"] = MetricsNote("steps_converted", None, self._format.remark)
+            batch.notes["steps_converted"] = NewEvent("steps_converted", self._format.remark)
         if batch.state == state:
             return batch
         return self._with_learned(batch)

@@ -78,7 +78,7 @@ class MetricsHome(Home):
         found = []
         while True:
             report = self.ingest.pump()
-            found += [note.text for _, note in report.notes]
+            found += [note.message for _, note in report.notes]
             if not report.more:
                 return found
 

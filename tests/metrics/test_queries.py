@@ -49,7 +49,7 @@ def test_ranks(home: MetricsHome, reader: sqlite3.Connection) -> None:
     home.append(line(7, rank=1))
     home.pump()
     first = queries.ranks(reader, RUN, 1)
-    assert [(rank.rank, rank.step, rank.at, dict(rank.values)) for rank in first] == [
+    assert [(each.rank, each.step, each.at, dict(each.data)) for each in first] == [
         (rank, 8, 1.6e9 + 8, {"loss": 1 / 9}) for rank in (0, 1, 2)
     ]
     [late] = queries.ranks(reader, RUN, 2)

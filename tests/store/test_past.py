@@ -197,7 +197,7 @@ def test_the_place_that_was_reached_is_found(home: Home, reader: sqlite3.Connect
         newest = past.newest(reader, reached)
         assert [(line.rank, line.step) for line in newest[:2]] == [(1, at_step), (0, at_step)]
         found = queries.ranks(reader, "a-1", 1, NOW - 1000 + at_step + 0.5)
-        assert [(rank.rank, rank.step, rank.values) for rank in found] == [
+        assert [(rank.rank, rank.step, rank.data) for rank in found] == [
             (0, at_step, {"loss": 10.0 - at_step / 100}),
             (1, at_step, {"loss": 10.0 - at_step / 100}),
         ]

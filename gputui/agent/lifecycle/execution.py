@@ -156,7 +156,7 @@ def note_report(context: AgentContext, report: IngestReport) -> None:
     for run_id, note in report.notes:
         # Each agent finds notes about a whole run again.
         if not has_event(context.connection, note.kind, run_id=run_id, key=note.key):
-            context.note(note.kind, note.text, run_id, key=note.key, severity="warning")
+            context.note(note.kind, note.message, run_id, key=note.key, severity="warning")
 
 
 def note_running(context: AgentContext, run_id: str, number: int, cause: str, at: float | None = None) -> None:

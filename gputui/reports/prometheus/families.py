@@ -267,5 +267,5 @@ def _runs(connection: sqlite3.Connection, now: float) -> Iterator[MetricFamily]:
     ages = [(who, max(0.0, run.seen_until(now) - line.at)) for who, line, run in lines if line.at is not None]
     yield _gauge("run_step_age_seconds", "Since that step was written, up to the last contact.", labels, ages)
     for metric, name, text in _RANK_GAUGES:
-        rows = [(who, line.values.get(run.roles.names.get(metric, metric))) for who, line, run in lines]
+        rows = [(who, line.data.get(run.roles.names.get(metric, metric))) for who, line, run in lines]
         yield _gauge(f"run_{name}", text, labels, rows)

@@ -31,15 +31,6 @@ from gputui.store.metrics.stored_lines import (
 )
 
 
-class RankLine(Struct, frozen=True):
-    """The newest values that one rank wrote. ``rank`` is None if its lines name none."""
-
-    rank: int | None
-    step: int | None
-    at: float | None
-    values: Mapping[str, float]
-
-
 def metric_names(connection: sqlite3.Connection, run_id: str) -> list[str]:
     """Every metric of which the run wrote a number, in the order of first appearance."""
     names: dict[str, None] = {}
@@ -56,18 +47,23 @@ def latest(connection: sqlite3.Connection, run_id: str, at: float | None = None)
     return {name: value for name, value in newest.items() if name not in NOT_METRICS}
 
 
-def ranks(connection: sqlite3.Connection, run_id: str, attempt: int, at: float | None = None) -> list[RankLine]:
-    """The newest values of each rank of an attempt, in rank order."""
-    lines: dict[int, dict[str, float]] = {}
-    for number, rank, values in _newest(connection, run_id, at):
+def ranks(connection: sqlite3.Connection, run_id: str, attempt: int, at: float | None = None) -> list[StoredLine]:
+    """The newest values of each rank of an attempt as one line, in rank order; its rank is None if its lines name
+    none."""
+    by_rank: dict[int, dict[str, float]] = {}
+    for number, rank_number, values in _newest(connection, run_id, at):
         if number == attempt:
-            lines.setdefault(rank, {}).update(values)
+            by_rank.setdefault(rank_number, {}).update(values)
     rank_lines = []
-    for number, values in sorted(lines.items()):
-        named_rank = None if number < 0 else number
-        step = int(values["step"]) if "step" in values else None
+    for number, values in sorted(by_rank.items()):
+        rank = None
+        if number >= 0:
+            rank = number
+        step = None
+        if "step" in values:
+            step = int(values["step"])
         metrics = {name: value for name, value in values.items() if name not in NOT_METRICS}
-        rank_lines.append(RankLine(named_rank, step, values.get("time"), metrics))
+        rank_lines.append(StoredLine(attempt, rank, step, values.get("time"), metrics))
     return rank_lines
 
 
