@@ -35,18 +35,14 @@ class LogSoFar(NamedTuple):
     is_over: bool
 
 
-class Lesson(NamedTuple):
-    """A learned shape, and the candidate whose count is the step of its lines; None if learned lines give it."""
-
-    shape: LearnedShape
-    step_counter: str | None = None
-
-
-def learn(line: PrintedLine, candidate: Candidate, context: LogSoFar) -> Lesson | None:
+def learn(line: PrintedLine, candidate: Candidate, context: LogSoFar) -> tuple[LearnedShape, str | None] | None:
     """The shape of a candidate, if its lines are sure to hold metrics.
 
     Args:
         line: The newest of its lines.
+
+    Returns:
+        The shape, and the candidate whose count is the step of its lines; no candidate if learned lines give the step.
     """
     if len(candidate.rows) < LEAST_ROWS_BESIDE_OTHERS:
         return None
@@ -68,7 +64,7 @@ def learn(line: PrintedLine, candidate: Candidate, context: LogSoFar) -> Lesson 
         if not is_counted:
             return None
     roles = [role for column in line.columns for role in _roles(column, evidence)]
-    return Lesson(_shape(line, roles, evidence), step_counter)
+    return _shape(line, roles, evidence), step_counter
 
 
 def learn_counter(line: PrintedLine, candidate: Candidate) -> LearnedShape | None:

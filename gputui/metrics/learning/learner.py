@@ -200,10 +200,11 @@ class Learner:
             return []
         self._characters = 0
         del self._candidates[key]
-        shapes = [lesson.shape]
-        if lesson.step_counter is not None:
-            shapes += self._take_counter(lesson.step_counter)
-        if lesson.shape.lacks_epoch:
+        shape, step_counter = lesson
+        shapes = [shape]
+        if step_counter is not None:
+            shapes += self._take_counter(step_counter)
+        if shape.lacks_epoch:
             for counter_key, counter in list(self._counters.items()):
                 counter_line = read_line(counter.text)
                 if counter_line is not None and names_epoch(counter_line):
