@@ -34,15 +34,15 @@ class ServiceHome(Home):
         """The newest process fails after so long."""
         self.uptime += seconds
         self.started[-1].end("was killed")
-        self.studies.turn()
+        self.studies.poll()
 
     def seconds_to_next(self) -> float:
         """The seconds until another process is started."""
         count, began = len(self.started), self.uptime
-        self.studies.turn()
+        self.studies.poll()
         while len(self.started) == count:
             self.uptime += 0.5
-            self.studies.turn()
+            self.studies.poll()
         return self.uptime - began
 
     def problem(self) -> str | None:
@@ -56,11 +56,11 @@ class ServiceHome(Home):
 
 @pytest.fixture
 def home(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Iterator[ServiceHome]:
-    with closing(ServiceHome(workspace)) as home:
-        monkeypatch.setattr(children.subprocess, "Popen", FakeProcess.starter(home.started))
-        home.studies.turn()
-        assert len(home.started) == 1
-        yield home
+    with closing(ServiceHome(workspace)) as made:
+        monkeypatch.setattr(children.subprocess, "Popen", FakeProcess.starter(made.started))
+        made.studies.poll()
+        assert len(made.started) == 1
+        yield made
 
 
 def test_failures_in_a_row_are_tried_again_less_and_less_often(home: ServiceHome) -> None:
@@ -72,7 +72,7 @@ def test_failures_in_a_row_are_tried_again_less_and_less_often(home: ServiceHome
     log_file = home.workspace.studies / STUDY / rows.LOG_FILE
     assert mentions(home.problem(), f"{failures} times", log_file, "was killed")
     home.uptime += STEADY_SECONDS
-    home.studies.turn()
+    home.studies.poll()
     assert home.problem() is None
 
 
@@ -92,8 +92,8 @@ def test_a_stop_does_not_wait_for_the_next_try(home: ServiceHome) -> None:
     assert home.seconds_to_next() == 0.0 and home.problem() is not None
     home.connection.execute("UPDATE studies SET state = 'stopped'")
     home.started[-1].end()
-    home.studies.turn()
-    home.studies.turn()
+    home.studies.poll()
+    home.studies.poll()
     assert home.problem() is None
 
 
