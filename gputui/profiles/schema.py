@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
 
 from gputui.core.yaml_forms.document import KeyPath
-from gputui.core.yaml_forms.forms import Model, Name, problem
+from gputui.core.yaml_forms.forms import Model, Name, problem, with_summaries
 from gputui.metrics.formats import HISTORY, PRINTED_STREAMS
 from gputui.metrics.printed import OutputPatterns
 from gputui.metrics.trackers import TRACKERS
@@ -49,7 +49,7 @@ else:  # which mypy cannot read
 
 
 class ParameterForm(Model):
-    """A parameter with its limits and its help in a launch form; the descriptions are those of the documentation.
+    """A parameter with its limits and its help in a launch form.
 
     Attributes:
         min, max, multiple_of: Limits of a number; ``choices`` of any value.
@@ -225,8 +225,7 @@ class PhaseForm(Model):
 
 
 class ProfileForm(Model):
-    """A profile: how to start, monitor and recover an existing training script. The descriptions are those of the
-    documentation.
+    """A profile: how to start, monitor and recover an existing training script.
 
     Attributes:
         other_names: What people call a key elsewhere, for a hint.
@@ -340,7 +339,7 @@ def is_literal(place: KeyPath) -> bool:
 
 def json_schema() -> dict[str, Any]:
     """The JSON Schema of a profile, for editors."""
-    schema = ProfileForm.model_json_schema()
+    schema = with_summaries(ProfileForm.model_json_schema())
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         **schema,

@@ -15,7 +15,7 @@ from gputui.core.config import Workspace, shipped_studies
 from gputui.core.errors import ExplainedError
 from gputui.core.yaml_forms.document import Document, KeyPath
 from gputui.core.yaml_forms.file import given_twice, parse_file, problem_at, read_text, whole_file
-from gputui.core.yaml_forms.forms import findings
+from gputui.core.yaml_forms.forms import findings, with_summaries
 from gputui.core.yaml_forms.problems import Problem, ProfileError, did_you_mean, nearest, shown_value
 from gputui.profiles.crosscheck import CrossFinding
 from gputui.profiles.init.command_profile import command_profile
@@ -66,14 +66,11 @@ class StudyFile(Struct, frozen=True):
 
 def json_schema() -> dict[str, Any]:
     """The JSON Schema of a study, for editors."""
-    schema = TypeAdapter(StudySpec).json_schema()
+    schema = with_summaries(TypeAdapter(StudySpec).json_schema())
     dimension = schema["$defs"]["Dimension"]
     del dimension["properties"][NAME_KEY]
     dimension["required"].remove(NAME_KEY)
     schema["required"].remove("name")
-    # The keys have descriptions of their own.
-    for section in (schema, *schema["$defs"].values()):
-        section["description"] = section["description"].partition("\n\n")[0]
     for name in _MAY_BE_EMPTY:
         schema["properties"][name] = {"anyOf": [schema["properties"][name], {"type": "null"}]}
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "gputui study"}

@@ -206,7 +206,7 @@ def held_out(split: Split, rank: int = 0, ranks: int = 1, **settings: Any) -> He
     broken=st.sets(st.integers(0, 30), max_size=3),
     ranks=st.integers(1, 5),
     batch=st.integers(1, 20),
-    wanted=st.integers(0, 80),
+    expected=st.integers(0, 80),
     blocked=st.booleans(),
 )
 def test_all_ranks_together_have_every_held_out_sample_once(

@@ -70,6 +70,18 @@ class Model(BaseModel):
     other_names: ClassVar[Mapping[str, str]] = {}
 
 
+def with_summaries(schema: Any) -> Any:
+    """A JSON Schema with the first paragraph of every description: what follows is for readers of the code."""
+    if isinstance(schema, list):
+        return [with_summaries(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    parts = {key: with_summaries(part) for key, part in schema.items()}
+    if isinstance(description := parts.get("description"), str):
+        parts["description"] = description.partition("\n\n")[0]
+    return parts
+
+
 def expected(what: str) -> PydanticCustomError:
     """An error of a validator that says what a value should be."""
     return PydanticCustomError(_EXPECTED, "{what}", {"what": what})
