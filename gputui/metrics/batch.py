@@ -13,8 +13,8 @@ import orjson
 
 from gputui.core.redaction import BY_LOOK, Redactor
 from gputui.metrics.contract import ParsedLine, Rejected, excerpt
+from gputui.metrics.earlier_lines import LineComparison, Correction
 from gputui.metrics.reduction import MetricLine, Reducer
-from gputui.metrics.rewritten import Correction, VersionComparison
 from gputui.metrics.source_state import Arrivals, SourceState
 from gputui.metrics.values import NullReader
 from gputui.store.events import EventKind, NewEvent
@@ -108,7 +108,7 @@ class Batch:
     state: SourceState
     attempt: int = 0
     arrived_at: float | None = None
-    comparison: VersionComparison | None = None
+    comparison: LineComparison | None = None
     rows: list[MetricRow] = field(default_factory=list)
     to_reduce: list[MetricLine] = field(default_factory=list)
     rejected: list[tuple[int, str, str]] = field(default_factory=list)

@@ -15,10 +15,10 @@ from msgspec.structs import replace
 from gputui.core.redaction import Redactor
 from gputui.metrics.batch import BATCH_BYTES, BATCH_LINES, READ_SECONDS, Batch, LineSource
 from gputui.metrics.contract import MAX_LINE_BYTES, TOO_LONG, Parsed, Rejected, parse_values
+from gputui.metrics.earlier_lines import LineComparison, EarlierLines
 from gputui.metrics.files import FollowedFile, ends, ends_after, fingerprint, is_unchanged
 from gputui.metrics.line_format import LineFormat
 from gputui.metrics.record_format import MAX_RECORD_BYTES, DamagedRecordError, RecordFormat
-from gputui.metrics.rewritten import EarlierLines, VersionComparison
 from gputui.metrics.source_state import Boundary, SourceState, owner
 from gputui.store.events import NewEvent
 from gputui.store.metrics.stored_lines import FilePosition
@@ -39,9 +39,7 @@ class ReadSource(NamedTuple):
     earlier: EarlierLines
     clock: Callable[[], float]
 
-    def batch(
-        self, state: SourceState, attempt: int, modified_at: float, comparison: VersionComparison | None
-    ) -> Batch:
+    def batch(self, state: SourceState, attempt: int, modified_at: float, comparison: LineComparison | None) -> Batch:
         """An empty batch of lines from a file that was modified at a time (UTC unix seconds): they may have been unread
         for hours, so that they are at most as new as the file."""
         return Batch(self.lines, state, attempt, min(self.clock(), modified_at), comparison)
@@ -195,7 +193,7 @@ class FileReader:
                 added = self._add_lines(self._format, batch, data, is_closed)
             reached = state.byte_offset + added.size
             if comparison is not None:
-                comparison.withdraw(reached)
+                comparison.pass_to(reached)
         batch.more = not added.is_all or not at_end or at_boundary
         arrivals = self._source.lines.arrivals
         if arrivals is not None and batch.arrived_at is not None:
@@ -373,7 +371,7 @@ class LearnedTexts:
 
 def comparison_with_earlier(
     earlier: EarlierLines, began: FilePosition, state: SourceState, attempt: int
-) -> AbstractContextManager[VersionComparison | None]:
+) -> AbstractContextManager[LineComparison | None]:
     """The comparison of new lines with earlier versions of their file; none where these have no copies.
 
     Args:

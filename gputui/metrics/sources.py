@@ -20,12 +20,14 @@ from msgspec.structs import replace
 
 from gputui.core.redaction import Redactor
 from gputui.metrics.batch import LineSource
+from gputui.metrics.earlier_lines import EarlierLines
 from gputui.metrics.files import has_wildcards, may_overlap
 from gputui.metrics.formats import HISTORY, PRINTED_STREAMS, Reading, format_named
 from gputui.metrics.history import HistoryReader
 from gputui.metrics.line_format import LineFormat
 from gputui.metrics.reader import FileReader, ReadSource
-from gputui.metrics.rewritten import EarlierLines
+from gputui.metrics.reread import EarlierReading
+from gputui.metrics.rewritten import EarlierVersions
 from gputui.metrics.source_state import Arrivals, Boundary, SourceState
 from gputui.metrics.trackers import TRACKERS
 from gputui.metrics.values import NullReader
@@ -320,7 +322,9 @@ class SourceTable:
                 rows = rows_between(connection, row.source_id, START, END, query).fetchall()
             return [(rank, orjson.loads(data)) for rank, data in reversed(rows)]
 
-        earlier = EarlierLines(row.source_id, connect, is_same_file=row.format == ATTEMPT_OUTPUT)
+        earlier: EarlierLines = EarlierVersions(row.source_id, connect)
+        if row.format == ATTEMPT_OUTPUT:
+            earlier = EarlierReading(row.source_id, connect)
         lines = LineSource(row.source_id, redactor, NullReader(newest_lines), refused, arrivals)
         source = ReadSource(lines, earlier, self._clock)
         if row.format == HISTORY:

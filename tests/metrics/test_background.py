@@ -17,7 +17,7 @@ import pytest
 from gputui.core.config import Workspace
 from gputui.metrics import background
 from gputui.metrics.ingest import MetricsIngest
-from gputui.metrics.rewritten import EarlierLines
+from gputui.metrics.rewritten import EarlierVersions
 from gputui.metrics.sources import ReadContext
 from gputui.runs.repository import transaction
 from gputui.store.database import open_reader
@@ -144,9 +144,9 @@ def test_runs_that_do_not_overlap_in_time_share_a_file(home: ReadHome) -> None:
 
 def test_a_rewritten_file_is_compared_in_another_thread(home: ReadHome, monkeypatch: pytest.MonkeyPatch) -> None:
     threads = set()
-    found = EarlierLines._load
+    found = EarlierVersions._load
     monkeypatch.setattr(
-        EarlierLines,
+        EarlierVersions,
         "_load",
         lambda *arguments: (threads.add(threading.current_thread()), found(*arguments))[1],
     )
