@@ -13,7 +13,7 @@ import orjson
 
 from gputui.core.redaction import BY_LOOK, Redactor
 from gputui.metrics.contract import ParsedLine, Rejected, excerpt
-from gputui.metrics.earlier_lines import LineComparison, Correction
+from gputui.metrics.earlier_lines import Correction, LineComparison
 from gputui.metrics.reduction import MetricLine, Reducer
 from gputui.metrics.source_state import Arrivals, SourceState
 from gputui.metrics.values import NullReader

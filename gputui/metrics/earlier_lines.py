@@ -24,7 +24,7 @@ StoredPart = tuple[str, Mapping[str, Any]]
 """What is to be stored of a line: as JSON, and decoded."""
 
 
-class StoredLine(NamedTuple):
+class EarlierLine(NamedTuple):
     """A line of an earlier generation."""
 
     position: FilePosition
@@ -107,7 +107,7 @@ class EarlierLines(ABC):
                     "WHERE source_id = ? AND generation >= ? AND generation < ?",
                     (self.source_id, state.first_generation, state.generation),
                 )
-                lines = (StoredLine((generation, offset), *line) for generation, offset, *line in rows)
+                lines = (EarlierLine((generation, offset), *line) for generation, offset, *line in rows)
                 self._load(connection, lines, state, attempt)
                 self._loaded_for = (state.first_generation, state.generation, attempt)
             yield self._compare(connection, attempt)
@@ -141,7 +141,7 @@ class EarlierLines(ABC):
 
     @abstractmethod
     def _load(
-        self, connection: sqlite3.Connection, lines: Iterable[StoredLine], state: SourceState, attempt: int
+        self, connection: sqlite3.Connection, lines: Iterable[EarlierLine], state: SourceState, attempt: int
     ) -> None:
         """Keep what is compared of the lines of earlier generations. Raises sqlite3.Error."""
 

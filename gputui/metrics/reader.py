@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from gputui.core.redaction import Redactor
 from gputui.metrics.batch import BATCH_BYTES, BATCH_LINES, READ_SECONDS, Batch, LineSource
 from gputui.metrics.contract import MAX_LINE_BYTES, TOO_LONG, Parsed, Rejected, parse_values
-from gputui.metrics.earlier_lines import LineComparison, EarlierLines
+from gputui.metrics.earlier_lines import EarlierLines, LineComparison
 from gputui.metrics.files import FollowedFile, ends, ends_after, fingerprint, is_unchanged
 from gputui.metrics.line_format import LineFormat
 from gputui.metrics.record_format import MAX_RECORD_BYTES, DamagedRecordError, RecordFormat

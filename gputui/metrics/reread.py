@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from gputui.metrics.contract import ParsedLine
-from gputui.metrics.earlier_lines import LineComparison, Correction, EarlierLines, StoredLine, StoredPart
+from gputui.metrics.earlier_lines import Correction, EarlierLine, EarlierLines, LineComparison, StoredPart
 from gputui.store.metrics.stored_lines import FilePosition
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class EarlierReading(EarlierLines):
         return self.is_loaded(state, attempt) and not self.positions and not self.is_corrected
 
     def _load(
-        self, connection: sqlite3.Connection, lines: Iterable[StoredLine], state: SourceState, attempt: int
+        self, connection: sqlite3.Connection, lines: Iterable[EarlierLine], state: SourceState, attempt: int
     ) -> None:
         by_offset = {line.position[1]: line.position for line in lines}
         # Those before were compared by a former agent.

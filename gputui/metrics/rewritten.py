@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import orjson
 
 from gputui.metrics.contract import ParsedLine
-from gputui.metrics.earlier_lines import LineComparison, EarlierLines, StoredLine, StoredPart
+from gputui.metrics.earlier_lines import EarlierLine, EarlierLines, LineComparison, StoredPart
 from gputui.store.metrics.stored_lines import NOT_METRICS, FilePosition
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class EarlierVersions(EarlierLines):
         self.resumed_step: int | None = None
 
     def _load(
-        self, connection: sqlite3.Connection, lines: Iterable[StoredLine], state: SourceState, attempt: int
+        self, connection: sqlite3.Connection, lines: Iterable[EarlierLine], state: SourceState, attempt: int
     ) -> None:
         self.unmatched = {}
         has_own = False
