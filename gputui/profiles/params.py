@@ -29,6 +29,8 @@ MAX_INTEGER = 2**63 - 1
 """The largest that SQLite and JSON readers keep exactly."""
 
 _INTEGER = re.compile(r"[-+]?[0-9]+(_[0-9]+)*")
+# Python converts no integer of some thousand digits; none of these is a number that a script takes.
+_MOST_DIGITS = 29
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(_[0-9]+)*(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 _BOOLEANS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 _NONE = frozenset({"", "none", "null", "~"})
@@ -51,7 +53,7 @@ class UnfitValueError(ParameterError):
 
 
 class Parameter(Struct, frozen=True):
-    """A parameter of a profile. Its kind is that of its default; without one it takes anything.
+    """A parameter of a profile. Its kind is that of its default and its choices; without any it takes anything.
 
     Attributes:
         help: A short text for the launch page.
@@ -150,7 +152,7 @@ class Parameter(Struct, frozen=True):
             except OverflowError:
                 raise self._error(argument, "a finite number") from None
         if kind not in ("any", _kind_of(argument)):
-            raise self._error(argument)
+            raise self._wrong_kind(argument)
         return argument
 
     def _from_text(self, text: str, kind: Kind) -> Scalar:
@@ -169,18 +171,23 @@ class Parameter(Struct, frozen=True):
         if kind == "any":
             return _number_or_text(text)
         if kind == "int":
-            if _INTEGER.fullmatch(word) and len(word) < 30:
+            if _INTEGER.fullmatch(word) and len(word) <= _MOST_DIGITS:
                 return int(word)
-            raise self._error(text)
+            raise self._wrong_kind(text)
         if not _FLOAT.fullmatch(word):
             raise self._error(text)
         return float(word)
 
     def _error(self, argument: Scalar, expected: str | None = None) -> UnfitValueError:
-        what = f"expected {expected or self.expected}, found {shown_value(argument)}"
-        if expected is None and self.is_whole_by_default and _FLOAT.fullmatch(str(argument).strip()):
-            what += f"; {self.by_example}"
-        return UnfitValueError(self.name, what)
+        return UnfitValueError(self.name, f"expected {expected or self.expected}, found {shown_value(argument)}")
+
+    def _wrong_kind(self, argument: Scalar) -> UnfitValueError:
+        """The error for a value of another kind; for a fraction, with how the parameter takes one."""
+        error = self._error(argument)
+        word = str(argument).strip()
+        if self.is_whole_by_default and _FLOAT.fullmatch(word) and not _INTEGER.fullmatch(word):
+            return UnfitValueError(self.name, f"{error.what}; {self.by_example}")
+        return error
 
     @property
     def is_whole_by_default(self) -> bool:
@@ -256,9 +263,9 @@ def _kind_of(value: Scalar) -> Literal["bool", "int", "float", "str"]:
 def _number_or_text(text: str) -> Scalar:
     """A number or boolean if it is spelled in the shortest way (not ``0.10``), else the text."""
     number: int | float | None = None
-    if _INTEGER.fullmatch(text) and len(text) < 30:
+    if _INTEGER.fullmatch(text) and len(text) <= _MOST_DIGITS:
         number = int(text) if abs(int(text)) <= MAX_INTEGER else None
-    elif _FLOAT.fullmatch(text) and len(text) < 30:
+    elif _FLOAT.fullmatch(text) and len(text) <= _MOST_DIGITS:
         number = float(text)
     if number is not None and math.isfinite(number) and format_value(number) == text:
         return number

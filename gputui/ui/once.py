@@ -30,17 +30,29 @@ from gputui.ui.tui.layout.strips import alert_strip, head_line, notice_lines
 from gputui.ui.tui.pages.overview.areas import AreaNeeds, Rows, share_rows
 from gputui.ui.tui.pages.overview.events import event_rows, events_panel
 from gputui.ui.tui.pages.overview.gpus import gpu_height, gpu_panel
-from gputui.ui.tui.pages.overview.run_order import with_studies
+from gputui.ui.tui.pages.overview.run_order import Entry, with_studies
 from gputui.ui.tui.pages.overview.runs import RunsState, runs_panel
 from gputui.ui.views.snapshot import Interest, Moment, RunRow, Snapshot
 from gputui.ui.views.snapshot_json import snapshot_shape
 
 SECOND_SAMPLE_SECONDS = 2.0
+"""How long to wait for the CPU load and rates, which need two samples."""
+
+POLL_SECONDS = 0.02
 WIDTH_WITHOUT_TERMINAL = 100
 LEAST_WIDTH = 40
 
-# Curves of long runs take several reads.
-_READS = 3
+READS = 3
+"""Most reads of one frame: the curves of long runs take several."""
+
+LINES_BESIDE_GPUS = 5
+"""Lines of the GPU panel beside one for each GPU: its frame, headings and totals."""
+
+EVENTS_SHOWN = 12
+"""Events of a frame without a height."""
+
+ENDED_RUNS_SHOWN = 10
+"""Runs that are over, of a frame without a height."""
 
 
 def once(session: Session, *, at: str | None, as_json: bool) -> int:
@@ -49,36 +61,47 @@ def once(session: Session, *, at: str | None, as_json: bool) -> int:
     Without ``at`` an agent is started if none runs, so that the values are current; it ends by
     itself. A read-only view starts none and prints the age of the values.
     """
-    moment_at = typed_moment(at)
-    moment = None if moment_at is None else Moment(moment_at)
-    notice = None
-    if moment is None and not session.is_readonly:
-        try:
-            ensure_agent(session.workspace, report=report_progress)
-        except AgentStoppedError as error:
-            notice = error.sentence
-        except AgentUnreachableError as error:
-            if not session.workspace.database.exists():
-                fail(str(error), Exit.UNREACHABLE)
-            notice = f"The agent does not start: {str(error).rstrip('.')}."
+    moment = None
+    if (moment_at := typed_moment(at)) is not None:
+        moment = Moment(moment_at)
+    is_live = moment is None and not session.is_readonly
+    problem = _start_agent(session) if is_live else None
     with closing(session.reader()) as connection:
-        if moment is None and notice is None and not session.is_readonly:
+        if is_live and problem is None:
             _await_sample(connection)
         snapshot = _read(session, connection, moment)
     is_running = read_identity(session.workspace) is not None
-    if moment is None and not is_running and notice is None:
+    notice = problem
+    if notice is None and moment is None and not is_running:
         notice = _age_notice(snapshot)
     if as_json:
         print_json(snapshot_shape(snapshot, running=is_running, home=str(session.workspace.place)))
     else:
-        width, height = frame_size(os.environ, sys.stdout)
-        lines = overview_frame(snapshot, width, height, host_name=socket.gethostname(), notice=notice)
-        coloured = sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-        characters = characters_for("auto", os.environ)
-        click.echo(as_text(lines, characters=characters, is_coloured=coloured), nl=False, color=True)
+        _print_frame(snapshot, notice)
     if notice is None or session.is_readonly:
         return Exit.OK
     return Exit.UNREACHABLE
+
+
+def _start_agent(session: Session) -> str | None:
+    """Start an agent if none runs; a sentence if that is not possible, and the last values are shown."""
+    try:
+        ensure_agent(session.workspace, report=report_progress)
+    except AgentStoppedError as error:
+        return error.sentence
+    except AgentUnreachableError as error:
+        if not session.workspace.database.exists():
+            fail(str(error), Exit.UNREACHABLE)
+        return f"The agent does not start: {str(error).rstrip('.')}."
+    return None
+
+
+def _print_frame(snapshot: Snapshot, notice: str | None) -> None:
+    width, height = frame_size(os.environ, sys.stdout)
+    lines = overview_frame(snapshot, width, height, host_name=socket.gethostname(), notice=notice)
+    is_coloured = sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    characters = characters_for("auto", os.environ)
+    click.echo(as_text(lines, characters=characters, is_coloured=is_coloured), nl=False, color=True)
 
 
 def frame_size(environ: Mapping[str, str], output: TextIO) -> tuple[int, int | None]:
@@ -100,7 +123,7 @@ def _number(text: str | None) -> int | None:
 
 def _read(session: Session, connection: sqlite3.Connection, moment: Moment | None) -> Snapshot:
     reader = SnapshotReader(session.workspace)
-    for _ in range(_READS):
+    for _ in range(READS):
         snapshot = reader.read(connection, time.time(), Interest(moment=moment))
         if not reader.is_behind:
             break
@@ -117,11 +140,11 @@ def _await_sample(connection: sqlite3.Connection) -> None:
         if agent is not None and agent.source is not None and host is not None and host.at >= agent.started_at:
             # Rates and CPU load need two samples.
             if host.cpu_percent is None and time.monotonic() - begin < SECOND_SAMPLE_SECONDS:
-                time.sleep(0.02)
+                time.sleep(POLL_SECONDS)
                 continue
             if has_samples(agent, read_gpus(connection, time.time())):
                 return
-        time.sleep(0.02)
+        time.sleep(POLL_SECONDS)
 
 
 def _age_notice(snapshot: Snapshot) -> str | None:
@@ -137,15 +160,6 @@ def _age_notice(snapshot: Snapshot) -> str | None:
     return f"No agent runs; the values are {age(seconds)} old."
 
 
-LINES_BESIDE_GPUS = 5
-
-
-EVENTS_SHOWN = 12
-
-
-OVER_SHOWN = 10
-
-
 def overview_frame(
     snapshot: Snapshot, width: int, height: int | None, *, host_name: str, notice: str | None = None
 ) -> list[Line]:
@@ -158,24 +172,27 @@ def overview_frame(
     if alerts is not None:
         head.append(alerts)
     entries = with_studies(snapshot.runs, snapshot.studies)
-    events = snapshot.events
     notes: list[Line] = []
     if height is None:
-        over = [entry for entry in entries if isinstance(entry, RunRow) and entry.run.state.is_over]
-        dropped = {id(entry) for entry in over[OVER_SHOWN:]}
-        entries = [entry for entry in entries if id(entry) not in dropped]
-        if dropped:
-            notes = [fit_line([(f"  … {len(dropped)} older ones; gputui ps lists all", "dim")], width)]
-        events = events[-EVENTS_SHOWN:]
-        gpus = gpu_height(snapshot, width, len(snapshot.gpus) + LINES_BESIDE_GPUS)
+        entries, left_out = _without_older(entries)
+        if left_out:
+            notes = [fit_line([(f"  … {left_out} older ones; gputui ps lists all", "dim")], width)]
+        newest = replace(snapshot, events=snapshot.events[-EVENTS_SHOWN:])
         rows = Rows(
-            gpus, 1 + max(1, len(entries)), events=1 + max(1, len(event_rows(replace(snapshot, events=events), width)))
+            gpus=gpu_height(snapshot, width, len(snapshot.gpus) + LINES_BESIDE_GPUS),
+            runs=1 + max(1, len(entries)),
+            events=1 + max(1, len(event_rows(newest, width))),
         )
     else:
         needs = AreaNeeds(
-            lambda most: gpu_height(snapshot, width, most), len(entries), 0, 0, 0,
-            len(event_rows(snapshot, width)), has_charts=False,
-        )  # fmt: skip
+            gpus=lambda most: gpu_height(snapshot, width, most),
+            runs=len(entries),
+            processes=0,
+            others=0,
+            hidden=0,
+            events=len(event_rows(snapshot, width)),
+            has_charts=False,
+        )
         rows = share_rows(width, max(0, height - len(head)), needs, is_framed=False)
     lines = [
         *head,
@@ -187,6 +204,13 @@ def overview_frame(
     if height is None:
         return lines
     return lines[:height]
+
+
+def _without_older(entries: Sequence[Entry]) -> tuple[list[Entry], int]:
+    """The rows of the table without runs that ended long ago, and how many these are."""
+    ended = [entry for entry in entries if isinstance(entry, RunRow) and entry.run.state.is_over]
+    older = {id(entry) for entry in ended[ENDED_RUNS_SHOWN:]}
+    return [entry for entry in entries if id(entry) not in older], len(older)
 
 
 def as_text(lines: Sequence[Line], *, characters: Characters = "braille", is_coloured: bool = False) -> str:

@@ -81,6 +81,24 @@ def test_what_a_parameter_cannot_be(
     assert mentions(problem, "p: ", *phrases)
 
 
+@pytest.mark.parametrize(
+    ("value", "limits", "has_hint"),
+    [
+        ("0.5", {}, True),
+        (0.5, {}, True),
+        ("99", {"maximum": 16}, False),
+        (99, {"maximum": 16}, False),
+        ("x", {}, False),
+    ],
+)
+def test_only_a_fraction_is_told_how_a_parameter_takes_any_number(
+    value: Scalar, limits: dict[str, Any], has_hint: bool
+) -> None:
+    with pytest.raises(ParameterError) as caught:
+        parse(4, value, **limits)
+    assert ("4.0" in str(caught.value)) is has_hint
+
+
 @given(st.one_of(st.booleans(), INTEGERS, FLOATS, TEXT))
 def test_what_is_shown_can_be_typed_again(value: bool | int | float | str) -> None:
     """A launch form shows a value as text; reading it back gives the same value of the same type."""
