@@ -118,6 +118,18 @@ def enqueue_stopped(connection: sqlite3.Connection, study_id: str) -> None:
     )
 
 
+def forget_failed_launches(connection: sqlite3.Connection, study_id: str) -> None:
+    """Let trials whose runs could not be launched be launched as often as at first."""
+    connection.execute(
+        "UPDATE trials SET starts = 0 WHERE study_id = ? AND state = 'launching' AND run_id IS NULL", (study_id,)
+    )
+
+
+def set_spec(connection: sqlite3.Connection, study_id: str, spec: StudySpec) -> None:
+    """Replace a study's specification."""
+    connection.execute("UPDATE studies SET spec = ? WHERE study_id = ?", (json.dumps(spec.to_json()), study_id))
+
+
 def set_request(connection: sqlite3.Connection, study_id: str, number: int, request: TrialRequest | None) -> None:
     """Store what a person wants of a trial."""
     connection.execute("UPDATE trials SET request = ? WHERE study_id = ? AND number = ?", (request, study_id, number))

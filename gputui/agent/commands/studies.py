@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, replace
@@ -39,15 +38,15 @@ def begin(request: CommandRequest) -> Result:
     connection = request.connection
     ticket, _ = request.ticket()
     spec = msgspec.convert(request.args["spec"], StudySpec)
-    home = context.workspace.studies
+    studies_folder = context.workspace.studies
     name = repository.fitting_name(spec.name)
     try:
-        home.mkdir(mode=PRIVATE_DIR_MODE, exist_ok=True)
-        used_ids = {path.name for path in home.iterdir()}
+        studies_folder.mkdir(mode=PRIVATE_DIR_MODE, exist_ok=True)
+        used_ids = {path.name for path in studies_folder.iterdir()}
         used_ids |= {row[0] for row in connection.execute("SELECT study_id FROM studies")}
         ids = (f"{name}-{number}" for number in count(1))
         study_id = next(study_id for study_id in ids if study_id not in used_ids)
-        folder = home / study_id
+        folder = studies_folder / study_id
         folder.mkdir(mode=PRIVATE_DIR_MODE)
         request.undo.callback(shutil.rmtree, folder)
         (folder / rows.SPEC_FILE).hardlink_to(ticket)
@@ -70,15 +69,13 @@ def pause(request: CommandRequest) -> Result:
 def resume(request: CommandRequest) -> Result:
     """Resume a paused or stopped study with the trials that were stopped with it; failed launches
     are repeated."""
-    study = _find_study(request, is_open=True)
+    study = _find_study_to_continue(request)
     study_id = study.study_id
     if study.state.is_over and study.state is not StudyState.STOPPED:
         raise RefusedError(f"{study_id} {predicate(study.state)}; gputui study extend gives it more")
     if study.state is StudyState.STOPPED:
         rows.enqueue_stopped(request.connection, study_id)
-    request.connection.execute(
-        "UPDATE trials SET starts = 0 WHERE study_id = ? AND state = 'launching' AND run_id IS NULL", (study_id,)
-    )
+    rows.forget_failed_launches(request.connection, study_id)
     return _move(request, study, StudyState.RUNNING, "resumed")
 
 
@@ -92,7 +89,7 @@ def stop(request: CommandRequest) -> Result:
 
 def extend(request: CommandRequest) -> Result:
     """Add to the budget of a study; one that is over continues."""
-    study = _find_study(request, is_open=True)
+    study = _find_study_to_continue(request)
     spec = study_spec(study)
     limits = asdict(spec.budget)
     if limits["trials"] is not None:
@@ -106,14 +103,13 @@ def extend(request: CommandRequest) -> Result:
         if addition is not None:
             limits[name] += addition
     spec = replace(spec, budget=Budget(**limits))
-    text = json.dumps(spec.to_json())
-    request.connection.execute("UPDATE studies SET spec = ? WHERE study_id = ?", (text, study.study_id))
-    return {**_move(request, study, None, "extended"), "budget": limits}
+    rows.set_spec(request.connection, study.study_id, spec)
+    return {**_continue(request, study, "extended"), "budget": limits}
 
 
 def enqueue_trial(request: CommandRequest) -> Result:
     """Ask for a trial by hand, which runs next. What is not given is as in the best trial."""
-    study = _find_study(request, is_open=True)
+    study = _find_study_to_continue(request)
     study_id = study.study_id
     spec = study_spec(study)
     if spec.pbt is not None:
@@ -126,7 +122,7 @@ def enqueue_trial(request: CommandRequest) -> Result:
     best_params = {} if best is None else best.params
     params = _point(spec, changes, best_params)
     rows.request_trial(request.connection, study_id, params)
-    _move(request, study, None, "resumed for an added trial")
+    _continue(request, study, "resumed for an added trial")
     return {"id": study_id, "params": params, "text": f"{study_id} has a new trial, which runs next"}
 
 
@@ -172,20 +168,26 @@ def keep_trial(request: CommandRequest) -> Result:
         raise RefusedError(f"{study_id} cuts no trial short; its pruner is none")
     if trial.state not in (TrialState.ENQUEUED, TrialState.LAUNCHING, TrialState.RUNNING):
         raise RefusedError(f"trial {number} {predicate(trial.state)}; gputui study enqueue runs its point again")
-    end_request: TrialRequest | None = "keep" if request.args.get("keep", True) else None
-    rows.set_request(request.connection, study_id, number, end_request)
-    does = "is left to the pruner" if end_request is None else "runs to its end"
+    trial_request: TrialRequest | None = "keep" if request.args.get("keep", True) else None
+    rows.set_request(request.connection, study_id, number, trial_request)
+    does = "is left to the pruner" if trial_request is None else "runs to its end"
     text = f"trial {number} of {study_id} {does}"
-    return {"id": study_id, "trial": number, "request": end_request, "text": text}
+    return {"id": study_id, "trial": number, "request": trial_request, "text": text}
 
 
-def _find_study(request: CommandRequest, *, is_open: bool = False) -> StudyRecord:
-    """The study that the command names; ``is_open`` refuses one that is about to stop."""
+def _find_study(request: CommandRequest) -> StudyRecord:
+    """The study that the command names. Raises RefusedError if there is none."""
     study_id = str(request.args.get("study") or "")
     study = get_study(request.connection, study_id)
     if study is None:
         raise RefusedError(f"no study {study_id!r}; gputui study list names them")
-    if is_open and study.state is StudyState.STOPPING:
+    return study
+
+
+def _find_study_to_continue(request: CommandRequest) -> StudyRecord:
+    """The study that the command names. Raises RefusedError if there is none, or if it is stopping just now."""
+    study = _find_study(request)
+    if study.state is StudyState.STOPPING:
         raise RefusedError(f"{study.study_id} is stopping; wait until it is stopped")
     return study
 
@@ -206,10 +208,14 @@ def _trial_to_change(request: CommandRequest) -> tuple[StudyRecord, TrialRecord]
     return study, trial
 
 
-def _move(request: CommandRequest, study: StudyRecord, target: StudyState | None, does: str) -> Result:
-    """Move a study to a state, unless it is there; None continues one that is over."""
-    if target is None:
-        target = StudyState.RUNNING if study.state.is_over else study.state
+def _continue(request: CommandRequest, study: StudyRecord, does: str) -> Result:
+    """Let a study that is over run again; another one stays in its state."""
+    target = StudyState.RUNNING if study.state.is_over else study.state
+    return _move(request, study, target, does)
+
+
+def _move(request: CommandRequest, study: StudyRecord, target: StudyState, does: str) -> Result:
+    """Move a study to a state, unless it is there."""
     if study.state is not target:
         actor = request.actor
         now = request.context.now()
