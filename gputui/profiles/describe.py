@@ -68,8 +68,11 @@ def describe(spec: RunSpec, launch: Launch, situation: GpuSituation | None = Non
     time_limit = []
     if spec.time_limit_seconds is not None:
         time_limit.append(duration(spec.time_limit_seconds))
+    source = f"profile      {spec.profile_path or spec.name}"
+    if spec.typed:
+        source = f"typed        {shlex.join(spec.typed)}"
     lines = [
-        f"typed        {shlex.join(spec.typed)}" if spec.typed else f"profile      {spec.profile_path or spec.name}",
+        source,
         f"command      {shlex.join(launch.argv)}",
         f"in           {launch.cwd}",
         f"GPUs         {_gpus(spec, situation)}{spec.gpus.origin_words}",
@@ -106,7 +109,9 @@ def _gpus(spec: RunSpec, situation: GpuSituation | None) -> str:
     requested = ", ".join(request.uuids) if request.uuids else f"any {request.count}"
     if request.share < 1:
         requested = f"{request.share:g} of one"
-    return f"{requested}{memory}" + ("; waits until they are free" if situation is not None else "")
+    if situation is None:
+        return f"{requested}{memory}"
+    return f"{requested}{memory}; waits until they are free"
 
 
 def _metrics(spec: RunSpec) -> list[str]:

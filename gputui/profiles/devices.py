@@ -206,8 +206,11 @@ def _indices(gpus: Sequence[GpuFacts]) -> str:
 def _others(whole: Sequence[GpuFacts]) -> str:
     if not whole:
         return "use --gpus 0 to run on the CPU"
-    listed = _indices(whole) + ("," if len(whole) == 1 else "")
-    return f"use --gpus {listed.replace(' ', '')}"
+    indices = _indices(whole).replace(" ", "")
+    if len(whole) == 1:
+        # Without the comma it would be a number of GPUs.
+        indices += ","
+    return f"use --gpus {indices}"
 
 
 def _malformed(selection: object) -> NoSelectionError:

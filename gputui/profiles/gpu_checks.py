@@ -206,7 +206,9 @@ def check_memory(past: Sequence[PastPeak], spec: RunSpec, situation: GpuSituatio
     if expected is None:
         return CheckResult("memory", "skip", "unknown: no earlier run of this profile measured its GPU memory")
     runs = count_of(expected.run_count, "earlier run")
-    how = f"expected from {runs}" + (" with another batch size" if expected.is_scaled else "")
+    how = f"expected from {runs}"
+    if expected.is_scaled:
+        how += " with another batch size"
     total_bytes = None if situation is None else _smallest_bytes(spec, situation)
     if total_bytes is None:
         return CheckResult("memory", "skip", f"{bytes_text(expected.peak_bytes)} per GPU {how}")

@@ -82,7 +82,9 @@ def _torch(spec: RunSpec, answer: InterpreterAnswer, simulated_gpus: bool) -> Ch
         package = "'gputui[train]'" if spec.python == sys.executable else "torch"
         remedy = f"install it there ({spec.python} -m pip install {package}), or {other_interpreter(spec)}"
         return CheckResult("torch", "fail", f"{spec.python} has no torch, which launcher {spec.launcher} needs", remedy)
-    build = f"torch {answer.torch} " + (f"built for CUDA {answer.cuda}" if answer.cuda else "without CUDA")
+    build = f"torch {answer.torch} without CUDA"
+    if answer.cuda:
+        build = f"torch {answer.torch} built for CUDA {answer.cuda}"
     if spec.gpus.count and simulated_gpus:
         return CheckResult("torch", "pass", f"{build}; the GPUs are simulated, the processes work on the CPU")
     if answer.cuda or not spec.gpus.count:

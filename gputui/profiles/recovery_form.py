@@ -33,7 +33,8 @@ def _number(action: ActionKind) -> Any:
     """The type of the number behind an action's name; without it the default is used."""
     if action.argument is None:
         return None
-    what = f"{'a whole number' if action.whole else 'a number'} ({action.argument})"
+    noun = "a whole number" if action.whole else "a number"
+    what = f"{noun} ({action.argument})"
     return Annotated[float, within(action.least, MAX_ARGUMENT, whole=action.whole, what=what)] | None
 
 

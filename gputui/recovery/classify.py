@@ -229,14 +229,10 @@ def _order(finding: Finding, roots: Collection[int]) -> tuple[float, ...]:
     replace them; then the earliest, then the more specific finding, then that of the ranks that
     launchers saw first (``roots``).
     """
-    return (
-        finding.tier,
-        finding.kind != "unkillable",
-        math.inf if finding.at is None else finding.at,
-        not finding.specific,
-        finding.rank is not None and finding.rank not in roots,
-        -1 if finding.rank is None else finding.rank,
-    )
+    at = math.inf if finding.at is None else finding.at
+    rank = -1 if finding.rank is None else finding.rank
+    is_beside_roots = finding.rank is not None and rank not in roots
+    return (finding.tier, finding.kind != "unkillable", at, not finding.specific, is_beside_roots, rank)
 
 
 def _without_findings(evidence: Evidence) -> Finding:

@@ -122,7 +122,9 @@ def observations(
             ended_run=False,
             distant=kind != "gpu_lost" and age > NEAR_SECONDS,
         )
-        key = (sighting.uuid, "lost" if sighting.what == "lost" else kind)
+        # A GPU may be lost by several kinds of errors.
+        what = "lost" if sighting.what == "lost" else kind
+        key = (sighting.uuid, what)
         before = observed.get(key)
         if before is None or (before.contained and not cause.contained):
             observed[key] = cause

@@ -233,7 +233,9 @@ def policy_from(recovery: Mapping[str, Any]) -> Policy:
     built-in policy that it names, by default ``standard``. Raises PolicyError."""
     try:
         name = recovery.get("policy", "standard")
-        base = POLICIES["off" if name is False else name]
+        if name is False:  # how YAML reads off
+            name = "off"
+        base = POLICIES[name]
         changes = {key: recovery[key] for key in ("max_attempts", "max_without_progress") if key in recovery}
         if "hang_after" in recovery:
             changes["hang_after_seconds"] = float(recovery["hang_after"])

@@ -143,8 +143,9 @@ def _check_hashes(path: Path, file: BufferedReader, recorded: Checksums) -> str:
             raise InvalidError(f"lacks its part {name}") from None
         if not matches:
             raise InvalidError(f"has a part that does not match its SHA-256: {name}")
-    parts = len(recorded.parts)
-    return f"matches its SHA-256{f', and so do its {parts} parts' if parts else ''}"
+    if not recorded.parts:
+        return "matches its SHA-256"
+    return f"matches its SHA-256, and so do its {len(recorded.parts)} parts"
 
 
 def _sha256_of(file: BufferedReader) -> str:
@@ -172,8 +173,10 @@ def checksums_of(path: Path) -> Checksums | None:
     names: set[str] = set()
     parts: dict[str, set[str]] = {}
     for digest, name in (match.groups() for match in matches):
-        is_own = name in (None, path.name, matches[0][2])
-        (names if is_own else parts.setdefault(name, set())).add(digest.lower())
+        digests = names
+        if name not in (None, path.name, matches[0][2]):
+            digests = parts.setdefault(name, set())
+        digests.add(digest.lower())
     return Checksums(names, parts)
 
 

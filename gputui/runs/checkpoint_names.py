@@ -46,7 +46,9 @@ def step_words(name: str, step: int) -> str:
     """``step 40``; ``about step 40`` if it was inferred and the name has another one."""
     from gputui.core.units import count
 
-    return f"{'' if tells_step(name, step) else 'about '}step {count(step)}"
+    if tells_step(name, step):
+        return f"step {count(step)}"
+    return f"about step {count(step)}"
 
 
 def tells_step(name: str, step: int) -> bool:

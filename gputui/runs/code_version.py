@@ -54,7 +54,9 @@ def code_words(code: Any) -> str | None:
         return None
     branch = code.get("branch")
     count = code.get("changed_files")
-    text = f"{str(code['commit'])[:8]}{f' on {branch}' if branch else ''}"
+    text = str(code["commit"])[:8]
+    if branch:
+        text += f" on {branch}"
     if count:
         return f"{text}, {count_of(count, 'file')} changed"
     return text

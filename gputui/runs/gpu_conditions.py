@@ -207,4 +207,6 @@ def users_of(processes: Sequence[GpuProcess]) -> str:
     first = min(processes, key=lambda process: process.pid)
     program = script_of(clean(first.command or "")).partition(" ")[0] or f"process {first.pid}"
     user = f" of {clean(first.user)}" if first.user else ""
-    return f"{program}{user}" + (f" and {len(processes) - 1} more" if len(processes) > 1 else "")
+    if len(processes) == 1:
+        return f"{program}{user}"
+    return f"{program}{user} and {len(processes) - 1} more"

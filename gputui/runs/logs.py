@@ -111,8 +111,10 @@ def written_at(attempt_dir: Path) -> float | None:
 def shown_logs(attempt_dir: Path) -> list[RankLog]:
     """The log files of an attempt for a person: the last is what its job on a target printed."""
     job = RankLog(None, "job", attempt_dir / JOB_LOG)
-    has_printed = _is_readable(job.path) and job.path.stat().st_size > 0
-    return [*rank_logs(attempt_dir), *([job] if has_printed else [])]
+    logs = rank_logs(attempt_dir)
+    if _is_readable(job.path) and job.path.stat().st_size > 0:
+        return [*logs, job]
+    return logs
 
 
 def _below(folder: Path, pattern: str) -> list[Path]:
@@ -145,7 +147,9 @@ def printed_lines(text: str, begun: str = "") -> tuple[list[str], str]:
     lines = [last_state(line) for line in complete]
     if rest and not rest.endswith("\r"):
         return [*lines, last_state(rest)], ""
-    return lines, last_state(rest) + "\r" if rest else ""
+    if rest:
+        rest = last_state(rest) + "\r"
+    return lines, rest
 
 
 def last_state(line: str) -> str:
@@ -188,12 +192,16 @@ def read_window(
     data, start, size = _read(path, offset, max_bytes)
     end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
     if partial or (end == 0 and len(data) >= max_bytes):
-        # The end of a line as long as the window can never fit.
-        end = _whole_characters(data) or (len(data) if len(data) >= max_bytes else 0)
+        end = _whole_characters(data)
+        if end == 0 and len(data) >= max_bytes:
+            # The end of a line as long as the window can never fit.
+            end = len(data)
     text = data[:end].decode("utf-8", "replace")
     if not as_written:
         lines = lines_of(text)
-        text = "\n".join(lines) + ("\n" if lines and data[end - 1 : end] in (b"\n", b"\r") else "")
+        text = "\n".join(lines)
+        if lines and data[end - 1 : end] in (b"\n", b"\r"):
+            text += "\n"
     return LogWindow(text, start, start + end, size)
 
 

@@ -113,7 +113,9 @@ def _kuberay(job: PortableJob) -> tuple[list[str], dict[str, Any]]:
         worker["resources"] = {"limits": {"nvidia.com/gpu": job.gpus}, "requests": {"nvidia.com/gpu": job.gpus}}
     volumes = [{"name": "runs", "persistentVolumeClaim": {"claimName": job.volume}}]
     # The head has no CPU for jobs, so that the entrypoint runs on the worker.
-    needs = {"entrypointNumCpus": 1, **({"entrypointNumGpus": job.gpus} if job.gpus else {})}
+    needs = {"entrypointNumCpus": 1}
+    if job.gpus:
+        needs["entrypointNumGpus"] = job.gpus
     content = {
         "apiVersion": "ray.io/v1",
         "kind": "RayJob",
@@ -167,8 +169,8 @@ def _skypilot(job: PortableJob) -> tuple[list[str], dict[str, Any]]:
     if job.secrets:
         content["secrets"] = dict.fromkeys(job.secrets)
     content |= {"file_mounts": {RUNS: {"name": job.volume, "mode": "MOUNT"}}, "run": job.script}
-    options = " ".join(f"--secret {name}" for name in job.secrets)
-    notes = [f"sky launch {options + ' ' if options else ''}THIS; runs are kept in the bucket {job.volume}."]
+    command = " ".join(["sky launch", *(f"--secret {name}" for name in job.secrets), "THIS"])
+    notes = [f"{command}; runs are kept in the bucket {job.volume}."]
     return notes, content
 
 

@@ -249,7 +249,8 @@ class _GpuPool(NamedTuple):
         if others := self.others_on(gpu, run):
             if len(others) == 1:
                 return f"is used by {others[0]}"
-            return f"is shared by {len(others)} {'trials' if gpu.shared_by else 'runs'}"
+            noun = "trials" if gpu.shared_by else "runs"
+            return f"is shared by {len(others)} {noun}"
         request = spec_of(run).gpus
         if gpu.desktop is not None and not request.beside_desktop:
             return gpu.desktop

@@ -178,7 +178,9 @@ class StudyJournal:
     def set_params(self, number: int, params: Mapping[str, Scalar]) -> None:
         """Give a population's member the parameters that it trains with from now on."""
         trial = self.trials()[number]
-        for name, value in ({} if trial.state.is_finished() else params).items():
+        if trial.state.is_finished():
+            return
+        for name, value in params.items():
             distribution = self._distributions[name]
             self.study._storage.set_trial_param(
                 trial._trial_id, name, distribution.to_internal_repr(value), distribution

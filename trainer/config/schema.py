@@ -267,10 +267,11 @@ class Settings(
     def _contradictions(self) -> Iterator[tuple[str, str]]:
         task = self.task
         parallel = self.parallel
-        text = task in ("lm", "mlm")
+        is_text = task in ("lm", "mlm")
         holds_both = self.data in ("auto", "parquet", "synthetic")
-        if not holds_both and (self.data in ("tokens", "documents", "text", "stdlib")) != text:
-            yield "data", f" {self.data} is {'no text' if text else 'text'}: it does not suit --task {task}"
+        if not holds_both and (self.data in ("tokens", "documents", "text", "stdlib")) != is_text:
+            kind = "no text" if is_text else "text"
+            yield "data", f" {self.data} is {kind}: it does not suit --task {task}"
         if task == "lm" and self.model in ("auto", "bytes") and self.width % 32:
             yield "width", f" must be a multiple of 32 for --task lm, got {self.width}"
         if task == "contrastive" and not self.augment:
@@ -290,7 +291,7 @@ class Settings(
         for name, only in (("loss_chunk", "lm"), ("hard_negatives", "contrastive"), ("label_smoothing", "classify")):
             if getattr(self, name) and task != only:
                 yield name, f" needs --task {only}, not {task}"
-        if self.tensor_parallel > 1 and not (text and parallel == "fsdp"):
+        if self.tensor_parallel > 1 and not (is_text and parallel == "fsdp"):
             yield "tensor_parallel", f" needs a language model and --parallel fsdp, not --task {task} with {parallel}"
         if self.shard_ranks and (self.tensor_parallel > 1 or self.ranks):
             yield "shard_ranks", " goes with neither --tensor-parallel nor --ranks"

@@ -92,10 +92,12 @@ class _Recomputing(nn.Module):
 def _contexts(norms: list[_BatchNorm], keeps_products: bool) -> tuple[Any, Any]:
     """Contexts of the first pass through a block and of the second one."""
     first = contextlib.nullcontext()
-    second = contextlib.nullcontext()
+    second: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     if keeps_products:
         first, second = create_selective_checkpoint_contexts(_policy)  # type: ignore[no-untyped-call]
-    return first, _statistics_kept(norms, second) if norms else second
+    if norms:
+        second = _statistics_kept(norms, second)
+    return first, second
 
 
 # Their results are expensive to compute, and no larger than what is computed from them.

@@ -35,7 +35,9 @@ def build_strategy(settings: Settings, objective: Objective, world: World) -> St
         return Fsdp(settings, objective, world)
     if world.size == 1:
         return Plain(settings, objective, world)
-    return (Zero1 if settings.parallel == "zero1" else Ddp)(settings, objective, world)
+    if settings.parallel == "zero1":
+        return Zero1(settings, objective, world)
+    return Ddp(settings, objective, world)
 
 
 def shards_weights(settings: Settings, world: World) -> bool:

@@ -176,4 +176,7 @@ def load_tensors(targets: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> 
 
 
 def _some(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    listed = ", ".join(names[:3])
+    if len(names) > 3:
+        return f"{listed} and {len(names) - 3} more"
+    return listed

@@ -254,7 +254,8 @@ def _prepare_slice(plan: PreparationPlan, folder: Path, number: int, part: Slice
         if held_out is None:
             # By content: duplicates are all in one split, and stay there when documents are added.
             held_out = zlib.crc32(json.dumps(content).encode()) % plan.held_out == 0
-        pieces["val" if held_out else "train"] += split
+        split_name = "val" if held_out else "train"
+        pieces[split_name] += split
         if split and held_out:
             if is_text:
                 first = min(_PROMPT_TOKENS, len(encoded.tokens) // 2)

@@ -19,8 +19,10 @@ __all__ = ["Objective", "build_objective"]
 def build_objective(settings: Settings, data: Data, model: nn.Module, world: World) -> Objective:
     """The task's objective for a model built for the same data. Raises SettingsError if nothing could be learnt."""
     objective: Objective
-    if isinstance(data, Text):
-        objective = (NextToken if settings.task == "lm" else MaskedTokens)(settings, data, model)
+    if isinstance(data, Text) and settings.task == "lm":
+        objective = NextToken(settings, data, model)
+    elif isinstance(data, Text):
+        objective = MaskedTokens(settings, data, model)
     elif settings.task == "classify":
         objective = Classification(settings, data, model)
     else:

@@ -60,8 +60,10 @@ def count(name: str, kind: Kind, tensors: Iterable[Tensor]) -> Histogram:
     not_finite = 0
     numbers = []
     for tensor in tensors:
-        local = getattr(tensor, "to_local", None)
-        for chunk in (local() if local else tensor).detach().reshape(-1).split(_CHUNK):
+        local: Any = tensor
+        if hasattr(tensor, "to_local"):
+            local = tensor.to_local()
+        for chunk in local.detach().reshape(-1).split(_CHUNK):
             values = chunk[chunk.isfinite()].float()
             not_finite += chunk.numel() - values.numel()
             if values.numel():

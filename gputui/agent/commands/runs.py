@@ -321,11 +321,16 @@ def label(request: CommandRequest) -> Result:
     labels = _new_labels(request, target)
     if labels.name not in (target.name, target.run_id):
         request.refuse_id_as_name(labels.name)
-    tagged = " ".join(f"#{tag}" for tag in labels.tags)
+    tagging = "untagged it"
+    if labels.tags:
+        tagging = f"tagged it {' '.join(f'#{tag}' for tag in labels.tags)}"
+    noting = "removed its note"
+    if labels.note:
+        noting = f"noted: {labels.note}"
     events = [
         ("name", labels.name != before.name, f"renamed it from {before.name} to {labels.name}"),
-        ("tags", labels.tags != before.tags, f"tagged it {tagged}" if tagged else "untagged it"),
-        ("note", labels.note != before.note, f"noted: {labels.note}" if labels.note else "removed its note"),
+        ("tags", labels.tags != before.tags, tagging),
+        ("note", labels.note != before.note, noting),
     ]
     store_labels(request.connection, target.run_id, labels)
     for key, is_changed, message in events:

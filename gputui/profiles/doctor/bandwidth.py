@@ -150,7 +150,8 @@ def measure(
         if line.startswith(_MARK):
             return decode(json.loads(line.removeprefix(_MARK)))
     errors = [line.strip() for line in answered.errors.splitlines() if "Error" in line]
-    return f"ended without figures: {(errors[0] if errors else answered.stderr_tail)[:160]}"
+    cause = errors[0] if errors else answered.stderr_tail
+    return f"ended without figures: {cause[:160]}"
 
 
 def decode(data: Mapping[str, Any]) -> Bandwidth:
@@ -192,7 +193,8 @@ def _all_reduce(measured: Bandwidth, reading: GpuReading, gpus: Sequence[int] | 
     latency = measured.latency_seconds
     if bus is None or latency is None:
         return CheckResult("all-reduce", "skip", "needs two free GPUs")
-    where = f"{measured.world} {'GPUs' if gpus is not None else 'processes on the CPU'} by {measured.backend}"
+    ranks = "processes on the CPU" if gpus is None else "GPUs"
+    where = f"{measured.world} {ranks} by {measured.backend}"
     detail = f"{bus / 1e9:.1f} GB/s bus bandwidth, {latency * 1e6:.0f} µs latency; {where}"
     if gpus is not None:
         measured_gpus = [reading.facts[number] for number in gpus]

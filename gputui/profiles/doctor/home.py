@@ -249,8 +249,10 @@ def read_database(path: Path, seconds: float = QUICK_CHECK_SECONDS) -> tuple[str
     except StoreMissingError:
         return "missing", size, version
     except (StoreError, sqlite3.Error) as error:
-        is_late = getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_INTERRUPT
-        return "slow" if is_late else str(error), size, version
+        condition = str(error)
+        if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_INTERRUPT:
+            condition = "slow"
+        return condition, size, version
     return condition, size, version
 
 

@@ -155,5 +155,7 @@ class RunnerExecutor(Executor):
 
     def preview_folder(self, spec: RunSpec, launch: Launch) -> str:
         """The folder of an attempt that a preview shows; RUN is the run's folder on the target."""
-        sees_files = self.sees_checkpoints(spec.target or {})
-        return f"{launch.env['GPUTUI_RUN_DIR'] if sees_files else 'RUN'}/attempts/1/remote"
+        run_folder = "RUN"
+        if self.sees_checkpoints(spec.target or {}):
+            run_folder = launch.env["GPUTUI_RUN_DIR"]
+        return f"{run_folder}/attempts/1/remote"

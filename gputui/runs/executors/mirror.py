@@ -70,7 +70,9 @@ class MirrorRunner(RemoteRunner):
 
     def plan_there(self, run_dir: str, code: str) -> dict[str, Any]:
         """attempt.json with the target's paths."""
-        paths = {str(self.run_dir): run_dir} | ({} if self.workdir is None else {str(self.workdir): code})
+        paths = {str(self.run_dir): run_dir}
+        if self.workdir is not None:
+            paths[str(self.workdir)] = code
         return {**with_remote_paths(self.plan, paths, python_of(self.plan)), "mirrored": self.metrics_globs()}
 
     def known(self) -> dict[str, int]:
@@ -81,8 +83,7 @@ class MirrorRunner(RemoteRunner):
         return {name: self.known_of(name) for name in names}
 
     def known_of(self, name: str) -> int:
-        path = self.run_dir / name
-        return (path.stat().st_size if path.exists() else 0) - int(self.shifts.get(name, {}).get("base", 0))
+        return _size_bytes(self.run_dir / name) - int(self.shifts.get(name, {}).get("base", 0))
 
     def apply(self, grown: Mapping[str, Mapping[str, Any]], whole: Mapping[str, str]) -> None:
         """Append the data of one report that is not copied yet.
@@ -101,7 +102,7 @@ class MirrorRunner(RemoteRunner):
             cut = int(part["cut"])
             before = int(self.shifts.get(name, {}).get("cut", 0))
             if cut > before:
-                self.shifts[name] = {"cut": cut, "base": path.stat().st_size if path.exists() else 0}
+                self.shifts[name] = {"cut": cut, "base": _size_bytes(path)}
                 write_private(self.folder / "shifts.json", self.shifts)
             offset = int(part["at"])
             copied = self.known_of(name)
@@ -136,6 +137,13 @@ def sent_files(workdir: Path) -> list[str] | None:
     return [name for name in done.stdout.split("\0") if name and (workdir / name).is_file()]
 
 
+def _size_bytes(path: Path) -> int:
+    """The size of a file, 0 if there is none."""
+    if path.exists():
+        return path.stat().st_size
+    return 0
+
+
 def with_remote_paths(plan: Mapping[str, Any], paths: Mapping[str, str], python: str | None = None) -> dict[str, Any]:
     """Replace local paths in a plan by the target's, wherever a path may begin in a word.
 
@@ -144,7 +152,9 @@ def with_remote_paths(plan: Mapping[str, Any], paths: Mapping[str, str], python:
     longest = sorted(paths, key=len, reverse=True)
 
     def word(text: str) -> str:
-        for old in longest if text != python else ():
+        if text == python:
+            return text
+        for old in longest:
             text = re.sub(rf"(?<![^=:,]){re.escape(old)}(?=[/:,]|$)", paths[old].replace("\\", r"\\"), text)
         return text
 

@@ -66,10 +66,10 @@ class Accelerate(Launcher):
     )
 
     def argv(self, spec: RunSpec, placement: Placement, invocation: Invocation) -> tuple[str, ...]:
+        several = ["--multi_gpu"] if placement.ranks > 1 else []
         # --gpu_ids: a configuration file could name GPUs that are not this attempt's.
         return (
-            str(spec.python), "-m", "accelerate.commands.launch",
-            *(("--multi_gpu",) if placement.ranks > 1 else ()),
+            str(spec.python), "-m", "accelerate.commands.launch", *several,
             f"--num_processes={placement.ranks}", f"--num_machines={len(placement.nodes)}", "--gpu_ids=all",
             f"--main_process_port={placement.port}", "--max_restarts=0", f"--log_dir={invocation.folder}/ranks",
             *invocation.argv,
@@ -102,12 +102,14 @@ class Deepspeed(Launcher):
     def argv(self, spec: RunSpec, placement: Placement, invocation: Invocation) -> tuple[str, ...]:
         # On the CPU the indices only count ranks.
         world = {node.host: list(node.gpus or map(str, range(node.ranks))) for node in placement.nodes}
-        is_module = invocation.argv[0] == "-m"
+        program = invocation.argv
+        if program[0] == "-m":
+            program = ("--module", *program[1:])
         return (
             str(spec.python), "-m", "deepspeed.launcher.launch",
             f"--world_info={base64.urlsafe_b64encode(json.dumps(world).encode()).decode('ascii')}",
             f"--master_addr={placement.nodes[0].host}", f"--master_port={placement.port}",
-            *(("--module", *invocation.argv[1:]) if is_module else invocation.argv),
+            *program,
         )  # fmt: skip
 
     def environment(self, placement: Placement, invocation: Invocation) -> dict[str, str]:

@@ -87,7 +87,9 @@ class JobsApi:
             data = body
         else:
             data = json.dumps(body).encode("utf-8")
-        url = f"{self.address}{path}" + (f"?{urllib.parse.urlencode(query)}" if query else "")
+        url = f"{self.address}{path}"
+        if query:
+            url += f"?{urllib.parse.urlencode(query)}"
         headers = {"Content-Type": "application/octet-stream" if is_raw else "application/json"}
         if (token := self.token()) is not None:
             headers["Authorization"] = f"Bearer {token}"
@@ -177,10 +179,12 @@ def job_request(plan: Mapping[str, Any], folder: str, job: str, package: str) ->
     target = plan["target"]
     stop_seconds = round(float(plan["grace_seconds"])) + STOP_MARGIN_SECONDS
     environment: dict[str, Any] = {"env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": str(stop_seconds)}}
+    if not target.get("shared"):
+        environment["working_dir"] = package
     request = {
         "entrypoint": f"exec bash {shlex.quote(script_path(plan, folder))}",
         "submission_id": job,
-        "runtime_env": environment | ({} if target.get("shared") else {"working_dir": package}),
+        "runtime_env": environment,
         "metadata": {"job_submission_id": job, "gputui_run": str(plan["run_id"])},
         # A job that requests nothing is placed on the head node.
         "entrypoint_num_cpus": float(target.get("cpus", 1)),

@@ -8,7 +8,7 @@ import re
 import secrets
 import urllib.parse
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -70,8 +70,11 @@ class RayRunner(MirrorRunner):
         """Package the current working directory."""
         temporary = self.code.with_name("code.zip.new")
         temporary.touch(mode=0o600)
+        names: Sequence[str] = ()
+        if self.workdir is not None:
+            names = self.code_files(self.workdir)
         with zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as archive:
-            for name in [] if self.workdir is None else self.code_files(self.workdir):
+            for name in names:
                 # No file times: an archive cannot hold one before 1980.
                 entry = zipfile.ZipInfo(name)
                 path = Path(self.plan["cwd"], name)
@@ -243,8 +246,10 @@ def remove_run_folder(folder: Path, target: Mapping[str, Any]) -> None:
     records. Raises OSError."""
     for path in folder.glob("attempts/*/frames.json"):
         root = str(Path(str((read_record(path) or {}).get("folder"))).parents[2])
+        if not RUN_FOLDER.fullmatch(root):
+            continue
         placed = read_record(path.with_name("placement.json")) or {}
-        for node in placed.get("nodes") or () if RUN_FOLDER.fullmatch(root) else ():
+        for node in placed.get("nodes") or ():
             request = on_node(["rm", "-rf", "--", root], f"gputui-remove-{secrets.token_hex(4)}", str(node))
             try:
                 done = JobsApi(target).submit(request)
