@@ -1,7 +1,8 @@
 """Hold gputui and the trainer to rules that ruff has not: ``python -m tools.style``, a part of ``make check``.
 
-Statements: a conditional expression stands in no other one, no comprehension and no argument of a call, and a room of
-``budget.toml`` has at most 15 of them in 1 000 lines; an assignment to several names unpacks a value or exchanges some.
+Statements: a conditional expression is a whole value, of an assignment, a return or a dict, and stands in no other
+expression; a room of ``budget.toml`` has at most 15 of them in 1 000 lines. An assignment to several names unpacks a
+value or exchanges some.
 Words: no variable has a name that says nothing of what it holds.
 Records: what has more than six parameters or four positions is a record, and a record of more than five fields
 explains them under ``Attributes:``.
@@ -51,23 +52,25 @@ def problems(text: str, *, has_commands: bool = False) -> Iterator[tuple[int, st
                     yield node.lineno, f"the name {name} does not say what it holds"
 
 
+WHOLE_VALUES = (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Return, ast.Lambda, ast.NamedExpr, ast.Dict, ast.withitem)
+
+
 def misplaced(node: ast.AST, place: str) -> Iterator[tuple[int, str]]:
-    """Conditional expressions within others, comprehensions and calls; ``place`` is what ``node`` stands in."""
-    if isinstance(node, ast.IfExp):
-        if place:
-            yield node.lineno, f"a conditional expression in {place}"
-        place = "another"
-    elif isinstance(node, COMPREHENSIONS):
+    """Conditional expressions that are no whole value; ``place`` is the comprehension or call around ``node``."""
+    if isinstance(node, COMPREHENSIONS):
         place = "a comprehension"
-    elif isinstance(node, ast.Call):
-        yield from misplaced(node.func, place)
-        for argument in (*node.args, *node.keywords):
-            yield from misplaced(argument, "a call's argument")
-        return
     elif isinstance(node, ast.stmt):
         place = ""
     for child in ast.iter_child_nodes(node):
-        yield from misplaced(child, place)
+        inner = place
+        if isinstance(node, ast.Call) and child is not node.func:
+            inner = "a call's argument"
+        if isinstance(child, ast.IfExp):
+            if inner:
+                yield child.lineno, f"a conditional expression in {inner}"
+            elif not isinstance(node, WHOLE_VALUES):
+                yield child.lineno, "a conditional expression in another expression"
+        yield from misplaced(child, inner)
 
 
 def shapes(tree: ast.AST, has_commands: bool) -> Iterator[tuple[int, str]]:
