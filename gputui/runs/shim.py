@@ -23,6 +23,7 @@ import ctypes
 import errno
 import fcntl
 import json
+import math
 import os
 import resource
 import select
@@ -41,7 +42,6 @@ if not __package__:
     sys.path.append(str(Path(__file__).parents[2]))
 
 from gputui.runs.shim_processes import (
-    DEAD,
     Descendant,
     Family,
     OomWatch,
@@ -52,8 +52,9 @@ from gputui.runs.shim_processes import (
     catches,
     children_in,
     name_of,
-    stat_fields,
+    start_ticks_of,
     stat_of,
+    wait_status_of,
 )
 
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
@@ -65,8 +66,6 @@ UNKILLABLE_SECONDS = 30.0
 RECORD_BYTES = 4096
 # Whoever only tests a lock holds it for an instant.
 LOCK_SECONDS = 0.04
-# An OOM kill explains an end that follows within one or two of these looks, not hours later.
-OOM_LOOK_SECONDS = 60.0
 # How often the list of processes is updated, and the share of a core that this may cost.
 TREE_SECONDS = 1.0
 TREE_SHARE = 0.001
@@ -91,25 +90,13 @@ def main() -> int:
 
 
 class Shim:
-    """One attempt from its start to exit.json. Times are monotonic seconds.
+    """One attempt from its start to exit.json.
 
     Attributes:
-        locks: descriptors of GPU locks that whoever started this process holds already.
-        child, status: the command's PID, 0 before its start, and its wait status, None until its end.
-        free_bytes: free space when the command ended: on a full disk it could not write why it failed.
-        started: the record of the start, until it is written.
-        started_clock: when the command was started.
-        stop_requested, asked_politely: a stop was asked for; with grace.
-        forced: processes were killed, or are to be.
-        stop_signal: the signal that asked for it.
-        asked: the processes that this one has sent SIGTERM.
-        last_call_at: when all others are to be asked, in a stop; None once they were.
-        kill_at, killed_at: when what still lives is to be killed, and when it first was.
-        look_at, tree_at: when to look for OOM kills, and for processes, again.
-        is_listed: processes.json is as it should be.
-        killed_ranks: the ranks that a signal ended before this process sent any, by PID, in order.
-        watched_ranks: the PIDs of the ranks whose ends are waited for.
-        sends_signals: this process has begun to end others.
+        locks: the descriptors of its GPUs' locks, which whoever started this process may hold already.
+        plan: attempt.json.
+        unwritten_start: the content of started.json until that is written; None before the start.
+        asked_pids: the processes that this one has sent SIGTERM.
         left_behind: the names of processes that outlived a command that succeeded.
     """
 
@@ -119,28 +106,12 @@ class Shim:
         for descriptor in self.locks:
             os.set_inheritable(descriptor, False)
         self.plan: dict[str, Any] = json.loads((directory / "attempt.json").read_text("utf-8"))
-        self.grace = float(self.plan["grace_seconds"])
-        self.child = 0
-        self.status: int | None = None
-        self.free_bytes: int | None = None
-        self.started: dict[str, Any] | None = None
-        self.stop_requested = False
-        self.asked_politely = False
-        self.forced = False
-        self.stop_signal: int | None = None
-        self.asked: set[int] = set()
-        self.last_call_at: float | None = None
-        self.kill_at: float | None = None
-        self.killed_at: float | None = None
+        self.command = CommandProcess()
+        self.stop = Stop(float(self.plan["grace_seconds"]))
+        self.processes = ProcessList(directory)
         self.oom = OomWatch()
-        self.look_at = time.monotonic() + OOM_LOOK_SECONDS
-        self.family = Family(str(directory))
-        self.tree_at = time.monotonic()
-        self.started_clock: float | None = None
-        self.is_listed = True
-        self.killed_ranks: dict[int, dict[str, int]] = {}
-        self.watched_ranks: set[int] = set()
-        self.sends_signals = False
+        self.unwritten_start: dict[str, Any] | None = None
+        self.asked_pids: set[int] = set()
         self.left_behind: list[str] = []
 
     def run(self) -> int:
@@ -156,31 +127,38 @@ class Shim:
         for name in ("exit.json", "started.json"):
             reserve_record(self.directory / name)
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-        locks = self.locks
-        conflict = None
-        if not locks:
+        conflicts = []
+        if not self.locks:
             gpu_locks = take_locks(self.plan["lock_files"], shared=self.plan.get("gpu_share", 1.0) < 1)
-            locks = list(gpu_locks.descriptors.values())
-            conflict = gpu_locks.conflict
-        for descriptor in locks:
+            self.locks = list(gpu_locks.descriptors.values())
+            if gpu_locks.conflict is not None:
+                conflicts.append(gpu_locks.conflict)
+        for descriptor in self.locks:
             note_holder(descriptor, self.plan.get("run_id"), self.plan["workspace"])
-        error = self.start() if conflict is None else None
-        survivors = self.supervise() if self.child else []
+        error = None
+        if not conflicts:
+            error = self.start()
+        survivors: list[int] = []
+        if self.command.has_started:
+            survivors = self.supervise()
         record = self.outcome(survivors)
-        record |= {"started_at": started_at, "error": error, "lease_conflict": None if conflict is None else [conflict]}
+        record |= {"started_at": started_at, "error": error, "lease_conflict": conflicts or None}
         self.note_start()
+        obsolete_files = ["started.json.tmp", "processes.json.tmp"]
         if survivors:
             # The list names those that could not be ended.
             self.list_processes()
-        for name in ("started.json.tmp", "processes.json.tmp", *(() if survivors else ("processes.json",))):
+        else:
+            obsolete_files.append("processes.json")
+        for name in obsolete_files:
             with contextlib.suppress(OSError):
                 (self.directory / name).unlink()
         self.patiently(lambda: write_record(self.directory / "exit.json", record))
-        for descriptor in locks:
+        for descriptor in self.locks:
             os.close(descriptor)
         # Who asked for a graceful stop knows of the end, and a machine that shuts down needs no
         # agent.
-        if not self.asked_politely:
+        if not self.stop.is_graceful:
             start_agent(self.plan.get("agent"))
         return 0
 
@@ -189,9 +167,10 @@ class Shim:
 
         The successor of an agent that was killed while starting one may have started another.
         """
-        self.claimed = os.open(self.directory / "attempt.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        # Held, because never closed, until this process has ended.
+        descriptor = os.open(self.directory / "attempt.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            fcntl.flock(self.claimed, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             return False
         return not (self.directory / "exit.json").exists()
@@ -200,24 +179,20 @@ class Shim:
         """The command's outcome and resources, as in exit.json. ``survivors`` could not be
         killed."""
         usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-        code = None
-        if self.status is not None:
-            code = os.waitstatus_to_exitcode(self.status)
         return {
-            "code": code if code is not None and code >= 0 else None,
-            "signal": -code if code is not None and code < 0 else None,
+            "code": self.command.exit_code,
+            "signal": self.command.signal_number,
             "ended_at": time.time(),
-            # A clock that was set meanwhile makes the difference of the two times false.
-            "ran_seconds": None if self.started_clock is None else time.monotonic() - self.started_clock,
-            "stop_requested": self.stop_requested,
-            "stop_signal": self.stop_signal,
-            "forced": self.forced,
+            "ran_seconds": self.command.ran_seconds,
+            "stop_requested": self.stop.is_requested,
+            "stop_signal": self.stop.signal_number,
+            "forced": self.stop.is_forced,
             "survivors": survivors,
             "left_behind": self.left_behind,
             "max_rss_bytes": usage.ru_maxrss * 1024,
             "cpu_seconds": usage.ru_utime + usage.ru_stime,
-            "disk_free_bytes": self.free_bytes,
-            "killed_ranks": list(self.killed_ranks.values()),
+            "disk_free_bytes": self.command.free_bytes,
+            "killed_ranks": list(self.processes.killed_ranks.values()),
             "oom_kills": self.oom.record(),
         }
 
@@ -232,7 +207,7 @@ class Shim:
             apply_shell(limits, shell.get("nice"), shell.get("affinity"), shell.get("umask"))
 
         def spawn() -> subprocess.Popen[bytes]:
-            if self.stop_requested:
+            if self.stop.is_requested:
                 raise OSError(errno.ECANCELED, "stopped before the command could be started")
             with (self.directory / self.plan.get("output", "output.log")).open("ab", buffering=0) as output:
                 return subprocess.Popen(
@@ -251,17 +226,15 @@ class Shim:
             process = self.patiently(spawn)
         except OSError as error:
             return f"{error.strerror or error}: {error.filename or self.plan['argv'][0]}"
-        self.child = process.pid
-        self.started_clock = time.monotonic()
+        self.command.pid = process.pid
+        self.command.started_clock = time.monotonic()
         # Only `reap` may collect exit statuses; a Popen without one would, when it is deleted.
         process.returncode = 0
-        shim = stat_of(os.getpid())
-        child = stat_of(self.child)
-        self.started = {
+        self.unwritten_start = {
             "shim_pid": os.getpid(),
-            "shim_start_ticks": shim[2] if shim else None,
-            "pid": self.child,
-            "start_ticks": child[2] if child else None,
+            "shim_start_ticks": start_ticks_of(os.getpid()),
+            "pid": process.pid,
+            "start_ticks": start_ticks_of(process.pid),
             "boot_id": boot_id(),
             "at": time.time(),
         }
@@ -285,58 +258,274 @@ class Shim:
 
     def note_start(self) -> None:
         """Write the record of the start; if the disk is full, the next look tries again."""
-        if self.started is not None:
+        if self.unwritten_start is not None:
             with contextlib.suppress(OSError):
-                write_record(self.directory / "started.json", self.started)
-                self.started = None
+                write_record(self.directory / "started.json", self.unwritten_start)
+                self.unwritten_start = None
 
     def supervise(self) -> list[int]:
         """Wait for the command, then end everything it left behind. Return what could not be
         killed."""
         while True:
-            if self.last_call_at is None:
-                deadline = self.kill_at
-            else:
-                deadline = self.last_call_at
-            wake_at = min(self.look_at, self.tree_at)
-            if deadline is not None:
-                wake_at = min(wake_at, deadline)
+            wake_at = min(self.oom.look_at, self.processes.look_at, self.stop.next_step_at)
             self.wait_for_signal(wake_at - time.monotonic())
             self.reap()
-            if self.status is not None:
+            if self.command.has_ended:
                 return self.sweep()
             now = time.monotonic()
-            if now >= self.look_at:
-                self.look_at = now + OOM_LOOK_SECONDS
-                self.oom.look()
-            if now >= self.tree_at:
+            if now >= self.oom.look_at:
+                self.oom.look(now)
+            if now >= self.processes.look_at:
                 self.list_processes()
-            if self.last_call_at is not None and now >= self.last_call_at:
-                self.last_call_at = None
+            if now >= self.stop.last_call_at:
+                self.stop.last_call_at = math.inf
                 self.ask(set(self.descendants()))
-            if self.kill_at is not None and now >= self.kill_at:
-                self.forced = True
-                self.killed_at = self.killed_at or now
-                living = set(self.descendants()) | {self.child}
-                if now - self.killed_at > UNKILLABLE_SECONDS:
+            if now >= self.stop.kill_at:
+                self.stop.is_forced = True
+                self.stop.killed_at = min(self.stop.killed_at, now)
+                living = set(self.descendants()) | {self.command.pid}
+                if now - self.stop.killed_at > UNKILLABLE_SECONDS:
                     # Another user's (sudo), or stuck in the kernel.
                     return sorted(living)
                 signal_all(living, signal.SIGKILL)
-                self.kill_at = now + 1.0
+                self.stop.kill_at = now + 1.0
 
     def list_processes(self) -> None:
         """Update processes.json, for an agent that comes when this shim is gone. The slower a look,
         the longer the time to the next one."""
         began = time.process_time()
-        if self.family.look(time.monotonic()):
-            self.is_listed = False
-            self.watch_ranks()
-        if not self.is_listed:
-            self.is_listed = self.write_list()
+        self.processes.look(self.command.pid)
         self.note_start()
-        self.tree_at = time.monotonic() + max(TREE_SECONDS, (time.process_time() - began) / TREE_SHARE)
+        self.processes.look_at = time.monotonic() + max(TREE_SECONDS, (time.process_time() - began) / TREE_SHARE)
 
-    def write_list(self) -> bool:
+    def sweep(self) -> list[int]:
+        """Ask the remaining processes to end, then kill them. Return what could not be killed.
+
+        They are killed soon, but after a graceful stop only when the grace is over, because the script
+        that saves may run behind a command that SIGTERM ends at once (a shell, a launcher). A single
+        look misses a process whose parent ends meanwhile: nothing is left when this subreaper has no
+        child.
+        """
+        began = time.monotonic()
+        stop = self.stop
+        # A stop that begins during the sweep does not extend these times.
+        is_graceful = stop.is_graceful
+        kill_at = began + STRAY_GRACE_SECONDS
+        last_call_at = began
+        if is_graceful:
+            kill_at = max(kill_at, stop.kill_at)
+            if stop.last_call_at < math.inf:
+                last_call_at = stop.last_call_at
+        has_succeeded = self.command.wait_status == 0 and not stop.is_requested
+        while self.reap():
+            descendants = self.descendants()
+            living = set(descendants)
+            now = time.monotonic()
+            if stop.is_forced:
+                kill_at = min(kill_at, now)
+            if now > kill_at + UNKILLABLE_SECONDS:
+                return sorted(living)
+            if now >= kill_at:
+                signal_all(living, signal.SIGKILL)
+                stop.is_forced = stop.is_forced or (is_graceful and bool(living))
+            elif not has_succeeded or now >= began + HELPER_SECONDS:
+                if has_succeeded and not self.left_behind:
+                    self.left_behind = sorted(filter(None, map(name_of, living)))
+                if now >= last_call_at:
+                    self.ask(living)
+                else:
+                    self.ask(self.first_of(descendants))
+            self.asked_pids &= living
+            if living:
+                self.processes.expects_ends = True
+            pause_seconds = 0.5
+            if now < began + STRAY_GRACE_SECONDS or now >= last_call_at:
+                pause_seconds = 0.05
+            self.wait_for_signal(pause_seconds)
+        return []
+
+    def first_of(self, descendants: dict[int, Stat]) -> set[int]:
+        """The processes to ask before the last call: those without a living parent, and of these first the ones that
+        handle SIGTERM.
+
+        A script that saves may need its data loaders, or the ``tee`` behind its pipe.
+        """
+        shim_pid = os.getpid()
+        orphans = {pid for pid, process in descendants.items() if process.parent == shim_pid}
+        heads = orphans - self.asked_pids
+        savers = {pid for pid in heads if catches(pid, signal.SIGTERM)}
+        if savers or self.asked_pids & descendants.keys():
+            return savers
+        return heads
+
+    def ask(self, pids: set[int]) -> None:
+        """Ask processes to end, each once: a script may take a second signal as an order to end
+        without a save."""
+        signal_all(pids - self.asked_pids, signal.SIGTERM)
+        self.asked_pids |= pids
+
+    def descendants(self) -> dict[int, Stat]:
+        """Every living process of the run below this one."""
+        processes = {pid: process for pid in all_pids() if (process := stat_of(pid)) is not None}
+        shim_pid = os.getpid()
+        alive = {
+            pid: process
+            for pid, process in processes.items()
+            # A child of this process that looks dead and cannot be reaped has living threads.
+            if not process.is_dead or process.parent == shim_pid
+        }
+        return {pid: alive[pid] for pid in below(shim_pid, children_in(alive))}
+
+    def wait_for_signal(self, timeout: float) -> None:
+        """Wait until a signal arrives or ``timeout`` seconds have passed, and note what it asks
+        for."""
+        number = awaited_signal(WATCHED, max(timeout, 0.0))
+        if number is None or number == signal.SIGCHLD:
+            return
+        is_first = not self.stop.is_requested
+        self.stop.note(number)
+        self.processes.expects_ends = True
+        # First only the command: torchrun passes it on to its ranks, which need their data
+        # loaders to finish a step. All others are asked shortly before the grace ends, and by
+        # the sweep.
+        if is_first and self.stop.is_graceful and self.command.has_started and not self.command.has_ended:
+            self.ask({self.command.pid})
+
+    def reap(self) -> bool:
+        """Collect every child that ended; return whether one is left."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return False
+            if pid == 0:
+                return True
+            self.processes.note_end(pid, status)
+            if pid == self.command.pid:
+                self.command.wait_status = status
+                self.command.free_bytes = free_bytes(self.directory)
+
+
+class CommandProcess:
+    """The process of the attempt's command.
+
+    Attributes:
+        pid: 0 before the start.
+        started_clock: when it was started (monotonic seconds), None before.
+        wait_status: how it ended, as `os.waitpid` says it; None until then.
+        free_bytes: free space when it ended: on a full disk it could not write why it failed.
+    """
+
+    def __init__(self) -> None:
+        self.pid = 0
+        self.started_clock: float | None = None
+        self.wait_status: int | None = None
+        self.free_bytes: int | None = None
+
+    @property
+    def has_started(self) -> bool:
+        return self.pid != 0
+
+    @property
+    def has_ended(self) -> bool:
+        return self.wait_status is not None
+
+    @property
+    def exit_code(self) -> int | None:
+        """None if a signal ended it, too."""
+        if self.wait_status is None or os.WIFSIGNALED(self.wait_status):
+            return None
+        return os.waitstatus_to_exitcode(self.wait_status)
+
+    @property
+    def signal_number(self) -> int | None:
+        """The signal that ended it, if one did."""
+        if self.wait_status is None or not os.WIFSIGNALED(self.wait_status):
+            return None
+        return os.WTERMSIG(self.wait_status)
+
+    @property
+    def ran_seconds(self) -> float | None:
+        """The time since its start; a clock that was set meanwhile would make the difference of two dates false."""
+        if self.started_clock is None:
+            return None
+        return time.monotonic() - self.started_clock
+
+
+class Stop:
+    """A stop of the attempt, and how far it has come. Times are monotonic seconds, infinite where nothing is to happen.
+
+    Attributes:
+        is_requested: a signal has asked for it.
+        is_graceful: the first that did gave the attempt its grace.
+        is_forced: processes were killed, or are to be.
+        signal_number: the first signal that asked for it.
+        last_call_at: when all processes are to be sent SIGTERM that were not yet.
+        kill_at: when what still lives is to be killed, for the first time or again.
+        killed_at: when it first was.
+    """
+
+    def __init__(self, grace_seconds: float) -> None:
+        self.grace_seconds = grace_seconds
+        self.is_requested = False
+        self.is_graceful = False
+        self.is_forced = False
+        self.signal_number: int | None = None
+        self.last_call_at = math.inf
+        self.kill_at = math.inf
+        self.killed_at = math.inf
+
+    @property
+    def next_step_at(self) -> float:
+        """When `Shim.supervise` has something to do for it."""
+        if self.last_call_at < math.inf:
+            return self.last_call_at
+        return self.kill_at
+
+    def note(self, number: int) -> None:
+        """Note a signal that asks for a stop. Only the first one begins the grace; SIGUSR2 ends it."""
+        self.signal_number = self.signal_number or number
+        if number == signal.SIGUSR2:
+            self.is_requested = True
+            self.is_forced = True
+            self.last_call_at = math.inf
+            self.kill_at = time.monotonic()
+        elif not self.is_requested:
+            self.is_requested = True
+            self.is_graceful = True
+            self.kill_at = time.monotonic() + self.grace_seconds
+            self.last_call_at = self.kill_at - min(LAST_CALL_SECONDS, self.grace_seconds / 2)
+
+
+class ProcessList:
+    """processes.json, and the ranks among these processes that a signal has ended.
+
+    Attributes:
+        look_at: when to look for processes again (monotonic).
+        is_written: processes.json says what the last look has seen.
+        watched_ranks: the PIDs of the ranks whose ends are waited for.
+        killed_ranks: the ranks that a signal ended, by PID, in order.
+        expects_ends: this process ends the others itself, or is to: how ranks end is no news any more.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.family = Family(str(directory))
+        self.look_at = time.monotonic()
+        self.is_written = True
+        self.watched_ranks: set[int] = set()
+        self.killed_ranks: dict[int, dict[str, int]] = {}
+        self.expects_ends = False
+
+    def look(self, command_pid: int) -> None:
+        """Look for processes, and write those that changed."""
+        if self.family.look(time.monotonic()):
+            self.is_written = False
+            self.watch_ranks(command_pid)
+        if not self.is_written:
+            self.is_written = self.write()
+
+    def write(self) -> bool:
         """Return whether there was room for the list. It need not survive a power cut, so it is not
         synced."""
         temporary = self.directory / "processes.json.tmp"
@@ -350,11 +539,13 @@ class Shim:
             return False
         return True
 
-    def watch_ranks(self) -> None:
+    def watch_ranks(self, command_pid: int) -> None:
         """Watch the ranks of a script that starts them itself, with a thread for each: how they end
         is told to the script alone, and the thread sees it first."""
-        for pid, member in self.family.members.items() if self.family.first is not None else ():
-            if pid in (self.child, *self.watched_ranks) or self.family.leader(pid) is None:
+        if self.family.first is None:
+            return
+        for pid, member in self.family.members.items():
+            if pid in (command_pid, *self.watched_ranks) or self.family.leader(pid) is None:
                 continue
             self.watched_ranks.add(pid)
             with contextlib.suppress(OSError, AttributeError):
@@ -364,123 +555,19 @@ class Shim:
     def await_end(self, descriptor: int, rank: Descendant) -> None:
         """Wait until a rank has ended, and read how before its parent has asked."""
         select.select([descriptor], [], [])
-        fields = stat_fields(rank.pid)
-        if fields is not None and fields[0] in DEAD and int(fields[19]) == rank.start_ticks:
-            self.note_end(rank.pid, int(fields[49]))
+        wait_status = wait_status_of(rank.pid, rank.start_ticks)
+        if wait_status is not None:
+            self.note_end(rank.pid, wait_status)
         os.close(descriptor)
 
-    def note_end(self, pid: int, status: int) -> None:
+    def note_end(self, pid: int, wait_status: int) -> None:
         """Note a rank that a signal ended; its launcher may not report it."""
         rank = self.family.leader(pid)
-        if rank is None or self.stop_requested or self.sends_signals or not os.WIFSIGNALED(status):
+        if rank is None or self.expects_ends or not os.WIFSIGNALED(wait_status):
             return
-        number = os.WTERMSIG(status)
+        number = os.WTERMSIG(wait_status)
         if number not in (signal.SIGTERM, signal.SIGINT):
             self.killed_ranks.setdefault(pid, {"rank": int(rank.rank or 0), "pid": pid, "signal": number})
-
-    def sweep(self) -> list[int]:
-        """Ask the remaining processes to end, then kill them. Return what could not be killed.
-
-        They are killed soon, but after a graceful stop only when the grace is over, because the script
-        that saves may run behind a command that SIGTERM ends at once (a shell, a launcher). A single
-        look misses a process whose parent ends meanwhile: nothing is left when this subreaper has no
-        child.
-        """
-        began = time.monotonic()
-        is_polite = self.asked_politely
-        kill_at = began + STRAY_GRACE_SECONDS
-        last_call_at = began
-        if is_polite and self.kill_at is not None:
-            kill_at = max(kill_at, self.kill_at)
-            last_call_at = self.last_call_at or began
-        has_succeeded = self.status == 0 and not self.stop_requested
-        while self.reap():
-            descendants = self.descendants()
-            living = set(descendants)
-            now = time.monotonic()
-            if self.forced:
-                kill_at = min(kill_at, now)
-            if now > kill_at + UNKILLABLE_SECONDS:
-                return sorted(living)
-            if now >= kill_at:
-                signal_all(living, signal.SIGKILL)
-                self.forced = self.forced or (is_polite and bool(living))
-            elif not has_succeeded or now >= began + HELPER_SECONDS:
-                if has_succeeded and not self.left_behind:
-                    self.left_behind = sorted(filter(None, map(name_of, living)))
-                if now >= last_call_at:
-                    self.ask(living)
-                else:
-                    self.ask(self.first_of(descendants))
-            self.asked &= living
-            self.sends_signals = self.sends_signals or bool(living)
-            is_quick = now < began + STRAY_GRACE_SECONDS or now >= last_call_at
-            pause_seconds = 0.05 if is_quick else 0.5
-            self.wait_for_signal(pause_seconds)
-        return []
-
-    def first_of(self, descendants: dict[int, Stat]) -> set[int]:
-        """The processes to ask before the last call: those without a living parent, and of these first the ones that
-        handle SIGTERM.
-
-        A script that saves may need its data loaders, or the ``tee`` behind its pipe.
-        """
-        heads = {pid for pid, stat in descendants.items() if pid not in self.asked and stat[0] == os.getpid()}
-        savers = {pid for pid in heads if catches(pid, signal.SIGTERM)}
-        if savers or self.asked & descendants.keys():
-            return savers
-        return heads
-
-    def ask(self, pids: set[int]) -> None:
-        """Ask processes to end, each once: a script may take a second signal as an order to end
-        without a save."""
-        signal_all(pids - self.asked, signal.SIGTERM)
-        self.asked |= pids
-
-    def descendants(self) -> dict[int, Stat]:
-        """Every living process of the run below this one."""
-        stats = {pid: stat for pid in all_pids() if (stat := stat_of(pid)) is not None}
-        shim_pid = os.getpid()
-        # A child of this process that looks dead and cannot be reaped has living threads.
-        alive = {pid: stat for pid, stat in stats.items() if stat[1] not in DEAD or stat[0] == shim_pid}
-        return {pid: alive[pid] for pid in below(shim_pid, children_in(alive))}
-
-    def wait_for_signal(self, timeout: float) -> None:
-        """Wait until a signal arrives or ``timeout`` seconds have passed, and note what it asks
-        for."""
-        number = awaited_signal(WATCHED, max(timeout, 0.0))
-        if number is None or number == signal.SIGCHLD:
-            return
-        self.stop_signal = self.stop_signal or number
-        if number == signal.SIGUSR2:
-            self.stop_requested = True
-            self.forced = True
-            self.last_call_at = None
-            self.kill_at = time.monotonic()
-        elif not self.stop_requested:
-            self.stop_requested = True
-            self.asked_politely = True
-            self.kill_at = time.monotonic() + self.grace
-            self.last_call_at = self.kill_at - min(LAST_CALL_SECONDS, self.grace / 2)
-            # First only the command: torchrun passes it on to its ranks, which need their data
-            # loaders to finish a step. All others are asked shortly before the grace ends, and by
-            # the sweep.
-            if self.status is None and self.child:
-                self.ask({self.child})
-
-    def reap(self) -> bool:
-        """Collect every child that ended; return whether one is left."""
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return False
-            if pid == 0:
-                return True
-            self.note_end(pid, status)
-            if pid == self.child:
-                self.status = status
-                self.free_bytes = free_bytes(self.directory)
 
 
 def awaited_signal(numbers: tuple[int, ...], timeout: float) -> int | None:
@@ -563,12 +650,11 @@ def note_holder(descriptor: int, run_id: str | None, workspace: str) -> None:
 
     Without permission to write it stays unknown: the lock holds all the same.
     """
-    shim = stat_of(os.getpid())
     # From the environment, because a directory of users in the network may not answer.
     user = os.environ.get("LOGNAME") or os.environ.get("USER") or f"uid {os.getuid()}"
     record = {
         "pid": os.getpid(),
-        "start_ticks": shim[2] if shim else None,
+        "start_ticks": start_ticks_of(os.getpid()),
         "boot_id": boot_id(),
         "uid": os.getuid(),
         "user": user,
@@ -702,10 +788,10 @@ def is_agent_alive(lock: Path) -> bool:
     """
     try:
         holder = json.loads(lock.read_text("utf-8"))
-        stat = stat_of(int(holder["pid"]))
-        return stat is not None and (stat[1] not in DEAD, stat[2], boot_id()) == (
-            True, holder["start_ticks"], holder["boot_id"]
-        )  # fmt: skip
+        process = stat_of(int(holder["pid"]))
+        if process is None or process.is_dead:
+            return False
+        return bool(process.start_ticks == holder["start_ticks"] and boot_id() == holder["boot_id"])
     except (OSError, ValueError, KeyError, TypeError):
         return False
 

@@ -8,14 +8,40 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 DEAD = ("Z", "X", "x")
 YOUNG_SECONDS = 10.0
+# An OOM kill explains an end that follows within one or two of these looks, not hours later.
+OOM_LOOK_SECONDS = 60.0
 
-Stat = tuple[int, str, int]
-"""Parent, state letter and start ticks of a process."""
+# Positions in `stat_fields`.
+STATE = 0
+PARENT = 1
+START_TICKS = 19
+EXIT_CODE = 49
+
+
+class Stat(NamedTuple):
+    """A process as /proc/PID/stat has it.
+
+    Attributes:
+        parent: the PID of its parent.
+        state: a letter, see proc(5).
+        start_ticks: when it began, in clock ticks since the boot.
+    """
+
+    parent: int
+    state: str
+    start_ticks: int
+
+    @property
+    def is_dead(self) -> bool:
+        """It has ended, whether or not its parent knows."""
+        return self.state in DEAD
 
 
 # --- procfs ------------------------------------------------------------------------------------
@@ -49,7 +75,23 @@ def stat_of(pid: int) -> Stat | None:
     fields = stat_fields(pid)
     if fields is None:
         return None
-    return (int(fields[1]), fields[0], int(fields[19]))
+    return Stat(int(fields[PARENT]), fields[STATE], int(fields[START_TICKS]))
+
+
+def start_ticks_of(pid: int) -> int | None:
+    """When a process began, in clock ticks since the boot, or None if there is none."""
+    process = stat_of(pid)
+    if process is None:
+        return None
+    return process.start_ticks
+
+
+def wait_status_of(pid: int, start_ticks: int) -> int | None:
+    """The wait status of a dead process whose parent has not asked for it; None if unknown."""
+    fields = stat_fields(pid)
+    if fields is None or fields[STATE] not in DEAD or int(fields[START_TICKS]) != start_ticks:
+        return None
+    return int(fields[EXIT_CODE])
 
 
 def name_of(pid: int) -> str:
@@ -90,8 +132,8 @@ def boot_id() -> str:
 def children_in(stats: dict[int, Stat]) -> dict[int, list[int]]:
     """PIDs by the PID of their parent."""
     children: dict[int, list[int]] = {}
-    for pid, (parent, _, _) in stats.items():
-        children.setdefault(parent, []).append(pid)
+    for pid, process in stats.items():
+        children.setdefault(process.parent, []).append(pid)
     return children
 
 
@@ -208,19 +250,20 @@ class Family:
         shim_pid = os.getpid()
         self.others &= pids
         candidates = ((pid, stat_of(pid)) for pid in pids - self.others)
-        stats = {pid: stat for pid, stat in candidates if stat is not None and stat[1] not in DEAD}
+        stats = {pid: stat for pid, stat in candidates if stat is not None and not stat.is_dead}
         former = self.members
         self.members = {}
         ours = below(shim_pid, children_in(stats))
-        for pid in sorted(ours, key=lambda pid: (stats[pid][2], pid)):
-            parent, _, start_ticks = stats[pid]
+        for pid in sorted(ours, key=lambda pid: (stats[pid].start_ticks, pid)):
+            process = stats[pid]
             member = former.get(pid)
-            if member is None or member.start_ticks != start_ticks:
-                member = Descendant(pid, parent, start_ticks, now + YOUNG_SECONDS)
+            if member is None or member.start_ticks != process.start_ticks:
+                member = Descendant(pid, process.parent, process.start_ticks, now + YOUNG_SECONDS)
             self.members[pid] = member
         # A process whose parent has just gone may be below this one at the next look.
         elsewhere = stats.keys() - ours - {shim_pid}
-        self.others |= {pid for pid in elsewhere if not stats[pid][0] or stats[pid][0] in stats.keys() | self.others}
+        visible = stats.keys() | self.others
+        self.others |= {pid for pid in elsewhere if not stats[pid].parent or stats[pid].parent in visible}
 
     def leader(self, pid: int) -> Descendant | None:
         """The member with this PID if it is a rank itself, not a helper of one."""
@@ -269,20 +312,30 @@ class Family:
 
 class OomWatch:
     """The kernel's counts of OOM kills, of the shim's control group and of the host, as they grew
-    within the last one or two looks."""
+    within the last one or two looks.
+
+    Attributes:
+        look_at: when the next look is to begin (monotonic).
+        before_counts: those at the look before the last.
+        counts: those at the last look.
+    """
 
     def __init__(self) -> None:
-        self.counts = [oom_kills(), oom_kills()]
+        self.before_counts = oom_kills()
+        self.counts = oom_kills()
+        self.look_at = time.monotonic() + OOM_LOOK_SECONDS
 
-    def look(self) -> None:
-        """Begin a new look."""
-        self.counts = [self.counts[1], oom_kills()]
+    def look(self, now: float) -> None:
+        """Begin a new look. ``now`` is monotonic."""
+        self.look_at = now + OOM_LOOK_SECONDS
+        self.before_counts = self.counts
+        self.counts = oom_kills()
 
     def record(self) -> dict[str, int | None]:
         """The new kills by counter; None for one that is unknown."""
         kills: dict[str, int | None] = {}
         for name, after in oom_kills().items():
-            before = self.counts[0][name]
+            before = self.before_counts[name]
             kills[name] = None if after is None or before is None else after - before
         return kills
 

@@ -228,7 +228,7 @@ def test_a_script_behind_a_command_that_a_stop_ends_at_once_has_the_rest_of_its_
         f"names = runpy.run_path({shim.__file__!r})\nnames['main'].__globals__['STRAY_GRACE_SECONDS'] = 0.0\n"
         "def note(self, pids, before=names['Shim'].ask):\n"
         "    before(self, pids)\n"
-        "    if self.status is not None: (self.directory / 'swept').touch()\n"
+        "    if self.command.has_ended: (self.directory / 'swept').touch()\n"
         "names['Shim'].ask = note\nsys.exit(names['main']())"
     )
     attempt.start(

@@ -222,10 +222,10 @@ class NodeShim(Shim):
         return 0
 
     def note_start(self) -> None:
-        started = self.started
+        start = self.unwritten_start
         super().note_start()
-        if started is not None and self.started is None:
-            self.report(started=started, host=os.environ["SLURMD_NODENAME"])
+        if start is not None and self.unwritten_start is None:
+            self.report(started=start, host=os.environ["SLURMD_NODENAME"])
 
     def report(self, **record: Any) -> None:
         print(json.dumps({"node": self.number, **record}), flush=True)  # noqa: T201 - srun sends it to the lead
