@@ -11,18 +11,19 @@ import selectors
 import signal
 import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Set
 from functools import partial
-from typing import Literal
+from pathlib import Path
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from gputui.agent.agent_lock import AgentLock
 from gputui.agent.children import Sinks, Studies
 from gputui.agent.commands import dispatch
 from gputui.agent.context import AgentContext
 from gputui.agent.doorbell import Doorbell
-from gputui.agent.error_barrier import roll_back
+from gputui.agent.error_barrier import ErrorBarrier, roll_back
 from gputui.agent.group_access import GroupAccess
 from gputui.agent.health.alert_evaluation import AlertEvaluation
 from gputui.agent.lifecycle.execution import note_report, read_rest
@@ -34,7 +35,7 @@ from gputui.agent.notify.outbox import Outbox
 from gputui.agent.recording.output import FileOutput
 from gputui.core.config import Workspace
 from gputui.machine.gpu_model import FastTick, Inventory
-from gputui.machine.sampler_client import SamplerClient, SamplerCommand
+from gputui.machine.sampler_client import SamplerClient, SamplerCommand, SamplerHealth
 from gputui.metrics.ingest import PUMP_SECONDS
 from gputui.runs.agent_process import agent_argv, has_views
 from gputui.runs.identity import identify
@@ -80,10 +81,12 @@ class Agent:
 
     Attributes:
         on_second: called once a second after samples are stored.
-        identity, started_at: this process, and when it began (UTC unix seconds).
         is_stopping: the loop ends after this turn.
         is_replaced: it ends because its database or its folder was exchanged.
+        due_times: when each part of a turn is due (monotonic seconds), by its name.
         is_simulated: a scenario file in the state directory replaces the GPUs by simulated ones.
+        unread_runs: ended runs that were read back from their folders, without their metrics.
+        unwritable: why the newest turn could not write, None if it could.
     """
 
     def __init__(
@@ -94,82 +97,52 @@ class Agent:
         *,
         on_second: Callable[[Agent], None] | None = None,
     ) -> None:
-        self.workspace = workspace
         self.options = options
-        self.lock = lock
         self.on_second = on_second
-        self.started_at = time.time()
-        identity = identify(os.getpid())
-        assert identity is not None
-        self.identity = identity
         self.is_stopping = False
         self.is_replaced = False
-        connection = self._open_store()
-        self._own_files = {
-            workspace.database: workspace.database.stat(),
-            workspace.agent_lock: os.fstat(lock.descriptor),
-        }
-        self.selector = selectors.DefaultSelector()
-        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self.report = SelfReport(lock, options)
+        connection = open_store(workspace, self.report)
+        own_files = {workspace.database: workspace.database.stat(), workspace.agent_lock: os.fstat(lock.descriptor)}
+        self.wakeups = Wakeups(workspace.runs)
         interval = options.interval_seconds
-        self.context = context = AgentContext.of(connection, workspace, wake=self._wake, interval_seconds=interval)
-        self.doorbell = Doorbell(workspace.runs, self._wake)
-        self.supervisor = Supervisor(context, self.selector)
-        self.alert_evaluation = AlertEvaluation(context, self.supervisor.running, interval)
-        self.news = News(context, Outbox(context))
-        self.maintenance = Maintenance(context)
-        self.group_access = GroupAccess(context)
-        self.sinks = Sinks(context)
-        self.studies = Studies(context)
-        self._began_at = self._needed_at = now = context.monotonic()
-        # When each part is due, in monotonic seconds.
-        self._due = dict.fromkeys(("metrics", "commands", "maintenance"), now)
+        self.context = AgentContext.of(connection, workspace, wake=self.wakeups.ring, interval_seconds=interval)
+        self.supervisor = Supervisor(self.context, self.wakeups.selector)
+        self.upkeep = Upkeep(self.context, self.supervisor, interval)
+        now = self.context.monotonic()
+        self.end_conditions = EndConditions(options, own_files, now)
+        self.due_times = dict.fromkeys(("metrics", "commands", "maintenance"), now)
         self.is_simulated = workspace.scenario.exists()
-        source: Literal["nvml", "simulated"] = "nvml"
-        scenario = None
         if self.is_simulated:
-            source = "simulated"
-            scenario = workspace.scenario
-            self._due["occupants"] = now
-        command = SamplerCommand(
-            source=source,
-            state_dir=workspace.state,
-            interval_seconds=interval,
-            scenario=scenario,
-            successor=(*agent_argv(workspace)[1:], "--successor"),
-        )
+            self.due_times["occupants"] = now
+        command = sampler_command(workspace, interval, is_simulated=self.is_simulated)
         self.sampler = SamplerClient(command, workspace.agent_log)
-        # Ended runs that were read back from their folders, without their metrics.
-        self._unread_runs: list[str] = []
-        self._unwritable: str | None = None
-        self._stored_longest_turn = 0.0
-        self._stored_health: tuple[str, int] | None = None
+        self.unread_runs: list[str] = []
+        self.unwritable: str | None = None
 
     def run(self) -> None:
         """Run until a signal arrives, the duration is over, or no client needs the agent."""
         self._catch_signals()
-        self.selector.register(self._wake_read, selectors.EVENT_READ, None)
+        self.wakeups.listen()
         with self.supervisor.barrier.guard("looking for a former agent", is_run=False):
             # Before the row of the former agent is overwritten.
             note_predecessor(self.context)
-        self._write_own_row()
-        self._describe()
-        self.doorbell.start()
+        self.report.write_row(self.context)
+        self.report.describe()
+        self.wakeups.doorbell.start()
         self._begin()
         self.sampler.start()
-        self.selector.register(self.sampler.fileno(), selectors.EVENT_READ, None)
-        self._describe(ready=True)
+        self.wakeups.selector.register(self.sampler.fileno(), selectors.EVENT_READ, None)
+        self.report.describe(ready=True)
         log.info("agent %s started, pid %d", VERSION, os.getpid())
         self.context.janitor.start()
         try:
             self._loop()
         finally:
             self.context.janitor.stop()
-            self.doorbell.stop()
+            self.wakeups.doorbell.stop()
             self.sampler.close()
-            self.sinks.close()
-            self.studies.close()
-            self.news.outbox.close()
+            self.upkeep.close()
             if self.options.output is not None:
                 self.options.output.close()
             self._leave()
@@ -179,17 +152,17 @@ class Agent:
         not keep the agent from starting. Raises sqlite3.Error if the database itself fails."""
 
         def read_runs_back() -> None:
-            self._describe("reading runs back from their folders")
+            self.report.describe("reading runs back from their folders")
             follow_moved_home(self.context)
-            self._unread_runs += rebuild(self.context)
-            self._describe()
+            self.unread_runs += rebuild(self.context)
+            self.report.describe()
 
         steps: dict[str, Callable[[], object]] = {
             "reading runs back": read_runs_back,
-            "news": self.news.begin,
-            "maintenance": self.maintenance.begin,
+            "news": self.upkeep.news.begin,
+            "maintenance": self.upkeep.maintenance.begin,
             "adoption": self.supervisor.adopt,
-            "alerts": self.alert_evaluation.begin,
+            "alerts": self.upkeep.alert_evaluation.begin,
         }
         for name, step in steps.items():
             with self.supervisor.barrier.guard(name, is_run=False):
@@ -198,15 +171,12 @@ class Agent:
     def _loop(self) -> None:
         barrier = self.supervisor.barrier
         # The time to linger counts from here, not from before a long start.
-        self._began_at = self._needed_at = self.context.monotonic()
+        self.end_conditions.begin(self.context.monotonic())
         while not self.is_stopping:
-            next_due = min(*self._due.values(), self.supervisor.next_due())
+            next_due = min(*self.due_times.values(), self.supervisor.next_due())
             pause = max(0.0, next_due - self.context.monotonic())
-            ready = {key.fd for key, _ in self.selector.select(pause)}
-            if self._wake_read in ready:
-                with contextlib.suppress(BlockingIOError):
-                    while os.read(self._wake_read, 65536):
-                        pass
+            ready = {key.fd for key, _ in self.wakeups.selector.select(pause)}
+            if self.wakeups.answer(ready):
                 self._hasten("commands", self.context.monotonic())
                 if self.context.ingest.has_answers():
                     self._hasten("metrics", self.context.monotonic())
@@ -226,7 +196,7 @@ class Agent:
         """One turn: ends of attempts, samples, metrics, commands, then runs and upkeep. Each part
         fails alone. Raises sqlite3.OperationalError if the database is locked."""
         barrier = self.supervisor.barrier
-        due_times = self._due
+        due_times = self.due_times
         barrier.run("noticing ends", self.supervisor.notice_ends)
         is_tick = self.sampler.fileno() in ready and barrier.run("samples", self._read_sampler)
         if is_tick:
@@ -239,14 +209,16 @@ class Agent:
             soon += 0.9 * min(1.0, self.options.interval_seconds)
         is_training = bool(self.supervisor.attempts)
         if now >= due_times["metrics"]:
-            due_times["metrics"] = now + INTAKE_SECONDS if is_training else math.inf
+            due_times["metrics"] = math.inf
+            if is_training:
+                due_times["metrics"] = now + INTAKE_SECONDS
             if barrier.run("metrics", self._pump):
                 due_times["metrics"] = now
         if soon >= due_times["commands"]:
-            seconds = COMMAND_SECONDS if self.doorbell.is_heard else INTAKE_SECONDS
+            seconds = COMMAND_SECONDS if self.wakeups.doorbell.is_heard else INTAKE_SECONDS
             due_times["commands"] = now + seconds
             if barrier.run("commands", partial(dispatch.answer_all, self.supervisor)):
-                self._needed_at = now
+                self.end_conditions.needed_at = now
         self.supervisor.advance()
         if soon >= due_times["maintenance"] and self.context.budget.postpones("maintenance"):
             due_times["maintenance"] = now
@@ -260,17 +232,17 @@ class Agent:
             barrier.run("occupants", lambda: self.sampler.send_occupants(self.supervisor.occupants()))
 
     def _hasten(self, what: str, at: float) -> None:
-        self._due[what] = min(self._due[what], at)
+        self.due_times[what] = min(self.due_times[what], at)
 
     def _pause(self, unwritable: str | None, *, has_skipped_step: bool) -> None:
         """Sleep after a turn in which something failed. A selector would not wait, because its
         descriptors stay ready until they are read."""
-        if unwritable is not None and unwritable != self._unwritable:
+        if unwritable is not None and unwritable != self.unwritable:
             # Logged once: on a full disk, the log would fill up too.
             log.warning("the database cannot be written now: %s; see whether its disk is full", unwritable)
-        elif unwritable is None and self._unwritable is not None:
+        elif unwritable is None and self.unwritable is not None:
             log.info("the database can be written again")
-        self._unwritable = unwritable
+        self.unwritable = unwritable
         if unwritable is not None:
             time.sleep(UNWRITABLE_SECONDS)
         elif has_skipped_step:
@@ -280,18 +252,13 @@ class Agent:
         def ask_to_stop(_number: int, _frame: object) -> None:
             self.is_stopping = True
 
-        signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
+        signal.set_wakeup_fd(self.wakeups.write_end, warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, ask_to_stop)
         if self.options.recording:
             signal.signal(signal.SIGHUP, ask_to_stop)
         else:
             signal.signal(signal.SIGHUP, signal.SIG_IGN)
-
-    def _wake(self) -> None:
-        # The pipe may be full of wake-ups already, or the loop have ended.
-        with contextlib.suppress(OSError):
-            os.write(self._wake_write, b"\0")
 
     def _read_sampler(self) -> bool:
         """Take in the sampler's messages; True if its tick is among them."""
@@ -324,22 +291,16 @@ class Agent:
         seconds = SHORT_PUMP_SECONDS if is_short else PUMP_SECONDS
         report = self.context.ingest.pump(budget_seconds=seconds)
         note_report(self.context, report)
-        if self._unread_runs and not is_short:
-            rest = read_rest(self.context, self._unread_runs[0], PUMP_SECONDS)
+        if self.unread_runs and not is_short:
+            rest = read_rest(self.context, self.unread_runs[0], PUMP_SECONDS)
             if not rest.more and not rest.awaits:
-                del self._unread_runs[0]
-        return report.more or bool(self._unread_runs)
+                del self.unread_runs[0]
+        return report.more or bool(self.unread_runs)
 
     def _maintain(self, now: float) -> None:
         barrier = self.supervisor.barrier
-        living = [live.record for live in self.supervisor.attempts.values()]
         barrier.run("the sampler", lambda: self._watch_sampler(now))
-        barrier.run("maintenance", lambda: self.maintenance.poll(now, living))
-        barrier.run("group access", self.group_access.poll)
-        barrier.run("alerts", self.alert_evaluation.poll)
-        barrier.run("exports", self.sinks.poll)
-        barrier.run("studies", self.studies.poll)
-        barrier.run("news", self.news.poll)
+        self.upkeep.poll(now)
         # Preconditions of queued runs (disk space, a file, a GPU) change without notice.
         self.supervisor.needs_schedule = True
         barrier.run("the janitor", self.context.janitor.call)
@@ -351,59 +312,164 @@ class Agent:
         problem = self.sampler.problem
         if not problem and inventory is not None:
             problem = inventory.problem
-        silent = None if health.state == "ok" else health.for_seconds
-        health_row = (health.state, int(silent or 0))
-        if health_row != self._stored_health:
-            self.context.connection.execute(
-                "UPDATE agent SET sampler_state = ?, sampler_silent_seconds = ?, heartbeat_at = ?, gpu_problem = ?",
-                (health.state, silent, self.context.now(), problem),
-            )
-            self._stored_health = health_row
+        self.report.note_sampler(self.context, health, problem)
 
     def _check_own_state(self, now: float) -> None:
         """Report the longest turn, and stop if nobody needs this agent, or if its database or its
         lock was replaced: another agent may have the new one."""
-        barrier = self.supervisor.barrier
-        options = self.options
-        if barrier.longest_seconds > self._stored_longest_turn:
-            self._stored_longest_turn = barrier.longest_seconds
-            self.context.connection.execute(
-                "UPDATE agent SET longest_turn_seconds = ?, longest_turn_part = ?",
-                (barrier.longest_seconds, barrier.longest_step),
-            )
-        for path, status in self._own_files.items():
-            if not is_same_file(path, status):
-                log.error("%s was replaced or removed; starting over with what is there", path)
-                self.is_replaced = True
-                self.is_stopping = True
+        self.report.note_longest_turn(self.context, self.supervisor.barrier)
+        if self.end_conditions.is_replaced():
+            self.is_replaced = True
+            self.is_stopping = True
         if self.on_second is not None:
             self.on_second(self)
-        if options.duration_seconds is not None and now - self._began_at >= options.duration_seconds:
+        if self.end_conditions.is_over(now):
             self.is_stopping = True
         if self._is_needed():
-            self._needed_at = now
-        elif now - self._needed_at >= options.linger_seconds:
+            self.end_conditions.needed_at = now
+        elif self.end_conditions.is_unneeded(now):
             log.info("no client needs an agent now")
             self.is_stopping = True
 
     def _is_needed(self) -> bool:
-        is_busy = self.supervisor.is_busy() or self.sinks.is_busy() or self.studies.is_busy()
-        return bool(self.options.recording or self._unread_runs or is_busy or has_views(self.workspace))
+        is_busy = self.supervisor.is_busy() or self.upkeep.is_busy()
+        return bool(self.options.recording or self.unread_runs or is_busy or has_views(self.context.workspace))
 
-    def _open_store(self) -> sqlite3.Connection:
-        path = self.workspace.database
+    def _leave(self) -> None:
         try:
-            return open_writer(path, self._describe)
-        except StoreCorruptError as error:
-            aside = set_aside(path, self.started_at)
-            connection = open_writer(path)
-            now = self.started_at
-            text = f"the database was damaged and set aside as {aside.name}; a new one was created"
-            add_event(connection, NewEvent("database_replaced", text, severity="error"), now=now)
-            log.error("%s; set aside as %s", error, aside)
-            return connection
+            self.context.recorder.flush()
+            self.context.connection.execute("UPDATE agent SET ended_at = ?", (self.context.now(),))
+        except sqlite3.OperationalError as error:
+            log.warning("the end of this agent cannot be recorded: %s", error)
+        self.context.connection.close()
+        log.info("agent ended")
 
-    def _describe(self, doing: str | None = None, *, ready: bool = False) -> None:
+
+class Wakeups:
+    """What ends the pause of the loop: the descriptors of its selector, a byte in a pipe of its own, and clients who
+    write commands.
+
+    Attributes:
+        read_end: the descriptor of the pipe that the loop waits for.
+        write_end: the one that signals, threads and the doorbell write to.
+    """
+
+    def __init__(self, command_folder: Path) -> None:
+        self.selector = selectors.DefaultSelector()
+        self.read_end, self.write_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self.doorbell = Doorbell(command_folder, self.ring)
+
+    def listen(self) -> None:
+        """Let the pipe end a pause from now on."""
+        self.selector.register(self.read_end, selectors.EVENT_READ, None)
+
+    def ring(self) -> None:
+        """End the pause; from any thread."""
+        # The pipe may be full of wake-ups already, or the loop have ended.
+        with contextlib.suppress(OSError):
+            os.write(self.write_end, b"\0")
+
+    def answer(self, ready: Set[int]) -> bool:
+        """Empty the pipe if it is one of the descriptors that are ready; return whether it is."""
+        if self.read_end not in ready:
+            return False
+        with contextlib.suppress(BlockingIOError):
+            while os.read(self.read_end, 65536):
+                pass
+        return True
+
+
+class Upkeep:
+    """The parts of the agent that have a turn each second, beside the supervisor."""
+
+    def __init__(self, context: AgentContext, supervisor: Supervisor, interval_seconds: float) -> None:
+        self.supervisor = supervisor
+        self.alert_evaluation = AlertEvaluation(context, supervisor.running, interval_seconds)
+        self.news = News(context, Outbox(context))
+        self.maintenance = Maintenance(context)
+        self.group_access = GroupAccess(context)
+        self.sinks = Sinks(context)
+        self.studies = Studies(context)
+
+    def poll(self, now: float) -> None:
+        """Give each part its turn; each fails alone."""
+        barrier = self.supervisor.barrier
+        living = [live.record for live in self.supervisor.attempts.values()]
+        barrier.run("maintenance", lambda: self.maintenance.poll(now, living))
+        barrier.run("group access", self.group_access.poll)
+        barrier.run("alerts", self.alert_evaluation.poll)
+        barrier.run("exports", self.sinks.poll)
+        barrier.run("studies", self.studies.poll)
+        barrier.run("news", self.news.poll)
+
+    def is_busy(self) -> bool:
+        return self.sinks.is_busy() or self.studies.is_busy()
+
+    def close(self) -> None:
+        self.sinks.close()
+        self.studies.close()
+        self.news.outbox.close()
+
+
+class EndConditions:
+    """When an agent ends by itself. Times are monotonic seconds.
+
+    Attributes:
+        own_files: the database and the lock's file as this agent has opened them.
+        began_at: when its loop began.
+        needed_at: when somebody last needed it.
+    """
+
+    def __init__(self, options: AgentOptions, own_files: Mapping[Path, os.stat_result], now: float) -> None:
+        self.options = options
+        self.own_files = own_files
+        self.began_at = now
+        self.needed_at = now
+
+    def begin(self, now: float) -> None:
+        """Count the times from now on."""
+        self.began_at = now
+        self.needed_at = now
+
+    def is_replaced(self) -> bool:
+        """Return whether another file took the place of one of its own."""
+        is_replaced = False
+        for path, status in self.own_files.items():
+            if not is_same_file(path, status):
+                log.error("%s was replaced or removed; starting over with what is there", path)
+                is_replaced = True
+        return is_replaced
+
+    def is_over(self, now: float) -> bool:
+        """Return whether it has run for as long as it was to."""
+        duration_seconds = self.options.duration_seconds
+        return duration_seconds is not None and now - self.began_at >= duration_seconds
+
+    def is_unneeded(self, now: float) -> bool:
+        """Return whether nobody has needed it for the time that it waits for clients."""
+        return now - self.needed_at >= self.options.linger_seconds
+
+
+class SelfReport:
+    """What an agent says of itself in its lock's file and in its row of the store.
+
+    Attributes:
+        started_at: when it began (UTC unix seconds).
+        stored_longest_turn: the seconds of the longest turn as stored.
+        stored_health: the sampler's state as stored, and since how many seconds it is silent.
+    """
+
+    def __init__(self, lock: AgentLock, options: AgentOptions) -> None:
+        self.lock = lock
+        self.options = options
+        self.started_at = time.time()
+        identity = identify(os.getpid())
+        assert identity is not None
+        self.identity = identity
+        self.stored_longest_turn = 0.0
+        self.stored_health: tuple[str, int] | None = None
+
+    def describe(self, doing: str | None = None, *, ready: bool = False) -> None:
         """Write into the lock's file who holds it, and what clients have to wait for. A waiting
         client goes on as soon as it reads ``ready``."""
         self.lock.describe(
@@ -417,19 +483,59 @@ class Agent:
             }
         )
 
-    def _write_own_row(self) -> None:
-        values = (*self.identity, VERSION, self.started_at, self.context.now(), self.options.recording)
-        self.context.connection.execute(
+    def write_row(self, context: AgentContext) -> None:
+        """Write the row anew."""
+        values = (*self.identity, VERSION, self.started_at, context.now(), self.options.recording)
+        context.connection.execute(
             "INSERT OR REPLACE INTO agent (id, pid, start_ticks, boot_id, version, started_at, "
             "heartbeat_at, recording, interval_seconds) VALUES (1, ?, ?, ?, ?, ?, ?, ?, ?)",
             (*values, self.options.interval_seconds),
         )
 
-    def _leave(self) -> None:
-        try:
-            self.context.recorder.flush()
-            self.context.connection.execute("UPDATE agent SET ended_at = ?", (self.context.now(),))
-        except sqlite3.OperationalError as error:
-            log.warning("the end of this agent cannot be recorded: %s", error)
-        self.context.connection.close()
-        log.info("agent ended")
+    def note_sampler(self, context: AgentContext, health: SamplerHealth, problem: str | None) -> None:
+        """Store the sampler's state if it has changed; ``problem`` is why no GPU can be read."""
+        silent = None if health.state == "ok" else health.for_seconds
+        health_row = (health.state, int(silent or 0))
+        if health_row != self.stored_health:
+            context.connection.execute(
+                "UPDATE agent SET sampler_state = ?, sampler_silent_seconds = ?, heartbeat_at = ?, gpu_problem = ?",
+                (health.state, silent, context.now(), problem),
+            )
+            self.stored_health = health_row
+
+    def note_longest_turn(self, context: AgentContext, barrier: ErrorBarrier) -> None:
+        """Store the longest turn if it has become longer."""
+        if barrier.longest_seconds > self.stored_longest_turn:
+            self.stored_longest_turn = barrier.longest_seconds
+            context.connection.execute(
+                "UPDATE agent SET longest_turn_seconds = ?, longest_turn_part = ?",
+                (barrier.longest_seconds, barrier.longest_step),
+            )
+
+
+def open_store(workspace: Workspace, report: SelfReport) -> sqlite3.Connection:
+    """The store for writing. A damaged one is set aside for a new one."""
+    path = workspace.database
+    try:
+        return open_writer(path, report.describe)
+    except StoreCorruptError as error:
+        now = report.started_at
+        aside = set_aside(path, now)
+        connection = open_writer(path)
+        text = f"the database was damaged and set aside as {aside.name}; a new one was created"
+        add_event(connection, NewEvent("database_replaced", text, severity="error"), now=now)
+        log.error("%s; set aside as %s", error, aside)
+        return connection
+
+
+def sampler_command(workspace: Workspace, interval_seconds: float, *, is_simulated: bool) -> SamplerCommand:
+    """The command of an agent's sampler."""
+    command = SamplerCommand(
+        source="nvml",
+        state_dir=workspace.state,
+        interval_seconds=interval_seconds,
+        successor=(*agent_argv(workspace)[1:], "--successor"),
+    )
+    if is_simulated:
+        return replace(command, source="simulated", scenario=workspace.scenario)
+    return command
