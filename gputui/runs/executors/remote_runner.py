@@ -93,22 +93,19 @@ class RemoteRunner(ABC):
     """The base class of runners. A subclass submits, finds, signals and cancels jobs of one kind of target.
 
     Attributes:
-        folder, remote: the attempt's folder, and in it the folder of the target's files.
-        plan, target: attempt.json, and the target's section in it.
-        poll_seconds: the time between contacts.
+        folder: the attempt's folder.
+        remote: in it the folder of the target's files.
+        plan: attempt.json.
+        target: the target's section in it.
         began: when this runner began (UTC unix seconds).
-        status: the job's, at the last contact; None until it is submitted or found.
-        contact_at: the last contact (UTC unix seconds).
-        problem, failures: why the last contact failed, and how many have since one that did not.
-        is_behind: some of what its metrics grew by is not here yet, after the last contact.
-        unseen: how many looks have found that the job ended and left no record.
-        nodes: the names of those that the job got.
-        clock: how long it waited and ran.
-        due: the next contact (monotonic).
-        has_end: the record of an end is here, which brought the next contact forward.
         stop: the request to stop, as stop.json has it; None without one.
+        clock: how long the job waited and ran.
+        status: the job's, at the newest contact; None until it is submitted or found.
+        nodes: the names of those that the job got.
+        has_end: the record of an end is here, which brought the next contact forward.
+        unseen_looks: how many have found that the job ended and left no record.
         is_start_noted: started.json says when the command began.
-        placement: placement.json as it was written last.
+        placement: placement.json as this runner wrote it last; None before it has.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -116,19 +113,14 @@ class RemoteRunner(ABC):
         self.remote = folder / "remote"
         self.plan: dict[str, Any] = json.loads((folder / "attempt.json").read_text("utf-8"))
         self.target: Mapping[str, Any] = self.plan["target"]
-        self.poll_seconds = float(self.target.get("poll", 2.0))
         self.began = time.time()
-        self.status: JobStatus | None = None
-        self.contact_at: float | None = None
-        self.problem: str | None = None
-        self.failures = 0
-        self.is_behind = False
-        self.unseen = 0
-        self.nodes: tuple[str, ...] = ()
-        self.clock = JobClock.of(read_record(folder / "placement.json"))
-        self.due = 0.0
-        self.has_end = False
+        self.contacts = Contacts(float(self.target.get("poll", 2.0)))
         self.stop: dict[str, Any] | None = read_record(folder / "stop.json")
+        self.clock = JobClock.of(read_record(folder / "placement.json"))
+        self.status: JobStatus | None = None
+        self.nodes: tuple[str, ...] = ()
+        self.has_end = False
+        self.unseen_looks = 0
         self.is_start_noted = False
         self.placement: dict[str, Any] | None = None
 
@@ -189,9 +181,10 @@ class RemoteRunner(ABC):
 
     def run(self) -> None:
         """Run the attempt to its end. The caller must have blocked SIGNALS, which it waits for."""
-        self.lock = os.open(self.folder / "attempt.lock", os.O_RDWR | os.O_CREAT, 0o600)
+        # Held, because never closed, until this process has ended.
+        descriptor = os.open(self.folder / "attempt.lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             return
         if (self.folder / "exit.json").exists():
@@ -211,33 +204,30 @@ class RemoteRunner(ABC):
         if self.stop is None or (at_once and not self.stop["at_once"]):
             self.stop = {"at": time.time(), "at_once": at_once, "asked": False}
             write_private(self.folder / "stop.json", self.stop)
-            self.due = 0.0
-            self.failures = 0
+            self.contacts.due_at = 0.0
+            self.contacts.failures = 0
 
     def poll(self) -> bool:
         """Do what is due; True once the attempt is over."""
         now = time.monotonic()
         asked_at = time.time()
         if not self.has_end and self.status is not None and ended_by_itself(read_record(self.remote / "exit.json")):
-            self.has_end, self.due = True, min(self.due, now + 1.0)
-        if now < self.due:
+            self.has_end = True
+            self.contacts.due_at = min(self.contacts.due_at, now + 1.0)
+        if now < self.contacts.due_at:
             return False
         try:
             is_over = self.attend()
-            self.problem = None
-            self.failures = 0
-            self.due = now
-            if not self.is_behind:
-                self.contact_at = asked_at
-                self.due = now + self.poll_seconds
+            self.contacts.succeed(now, asked_at)
         except (UnreachableError, OSError) as error:
             # An OSError is a full disk or quota of this machine, which may be freed.
             self.clock.counted_at = None
-            self.problem = str(error)
+            self.contacts.problem = str(error)
             is_over = self.is_given_up(asked_at) and self.give_up()
-            self.failures += 1
-            most = MAX_PAUSE_SECONDS if self.stop is None else MAX_PAUSE_OF_STOP_SECONDS
-            self.due = now + min(most, self.poll_seconds * 2 ** min(self.failures - 1, 6))
+            max_pause_seconds = MAX_PAUSE_SECONDS
+            if self.stop is not None:
+                max_pause_seconds = MAX_PAUSE_OF_STOP_SECONDS
+            self.contacts.fail(now, max_pause_seconds)
         except TargetRefusalError as error:
             self.end({"code": None, "signal": None, "error": str(error)})
             return True
@@ -285,7 +275,9 @@ class RemoteRunner(ABC):
         self.fetch()
         before = self.status
         self.status = self.status_of(self.chosen_job(handle, listed), listed)
-        former_state = None if before is None else before.state
+        former_state = None
+        if before is not None:
+            former_state = before.state
         self.clock.count(former_state, time.time())
         self.nodes = self.status.nodes or self.nodes
         self.pass_stop_on()
@@ -329,10 +321,10 @@ class RemoteRunner(ABC):
         closing = read_record(self.folder / "closing.json")
         if closing is None:
             if self.status.state != "ended":
-                self.unseen = 0
+                self.unseen_looks = 0
                 return False
-            self.unseen += 1
-            if ended is None and self.unseen < UNSEEN_LOOKS:
+            self.unseen_looks += 1
+            if ended is None and self.unseen_looks < UNSEEN_LOOKS:
                 # Its last files may not be visible here yet.
                 return False
             self.drain()
@@ -381,9 +373,11 @@ class RemoteRunner(ABC):
             return
         if ended_by_itself(read_record(self.remote / "exit.json")):
             return
-        late = float(self.plan["grace_seconds"]) + CANCEL_SECONDS if not self.stop["at_once"] else CANCEL_SECONDS
-        begun = (self.remote / "started.json").exists() and self.status.state in ("running", "suspended", "ending")
-        if not begun or time.time() - float(self.stop["at"]) > late:
+        seconds_to_end = CANCEL_SECONDS
+        if not self.stop["at_once"]:
+            seconds_to_end += float(self.plan["grace_seconds"])
+        has_begun = (self.remote / "started.json").exists() and self.status.state in ("running", "suspended", "ending")
+        if not has_begun or time.time() - float(self.stop["at"]) > seconds_to_end:
             self.cancel(self.status.job)
         elif not self.stop["asked"]:
             self.signal_job(self.status.job, at_once=bool(self.stop["at_once"]))
@@ -395,12 +389,12 @@ class RemoteRunner(ABC):
         GIVE_UP_SECONDS since (``now`` is UTC unix seconds)."""
         if self.stop is None or not self.stop["at_once"]:
             return False
-        return now - max(float(self.stop["at"]), self.contact_at or 0.0) >= GIVE_UP_SECONDS
+        return now - max(float(self.stop["at"]), self.contacts.newest_at or 0.0) >= GIVE_UP_SECONDS
 
     def give_up(self) -> bool:
         """End the attempt without its target. Returns True."""
         handle = (read_record(self.folder / "handle.json") or {}).get("job")
-        record = {**STOPPED_BEFORE, "target": self.target["name"], "given_up": self.problem, "job": handle}
+        record = {**STOPPED_BEFORE, "target": self.target["name"], "given_up": self.contacts.problem, "job": handle}
         write_private(self.folder / "exit.json", {"started_at": self.began, "ended_at": time.time(), **record})
         return True
 
@@ -434,9 +428,9 @@ class RemoteRunner(ABC):
             "gpus": self.plan["asks"]["gpus"] * self.plan.get("nodes", 1),
             "queued_seconds": self.clock.queued_seconds,
             "ran_seconds": self.clock.corrected_by([*map(recorded_seconds, ends)]),
-            "contact_at": self.contact_at,
-            "poll_seconds": self.poll_seconds,
-            "problem": self.problem,
+            "contact_at": self.contacts.newest_at,
+            "poll_seconds": self.contacts.poll_seconds,
+            "problem": self.contacts.problem,
         }
         if record != self.placement:
             write_private(self.folder / "placement.json", record)
@@ -446,14 +440,49 @@ class RemoteRunner(ABC):
         """Write exit.json. Returns True: the attempt is over."""
         if self.status is not None:
             self.status = JobStatus(self.status.job, "ended", self.status.reason, nodes=self.nodes)
-            self.contact_at = time.time()
-            self.problem = None
+            self.contacts.newest_at = time.time()
+            self.contacts.problem = None
             self.report()
         write_private(
             self.folder / "exit.json",
             {"started_at": self.began, "ended_at": time.time(), "stop_requested": False, **record},
         )
         return True
+
+
+class Contacts:
+    """When a target is asked for news, and whether it answers.
+
+    Attributes:
+        poll_seconds: the time from one contact to the next.
+        due_at: the next contact (monotonic).
+        newest_at: the newest one that told all (UTC unix seconds); None before the first.
+        problem: why the newest contact failed; None if it did not.
+        failures: how many have failed in a row.
+        is_behind: some of what the metrics grew by was left at the target, so that the next contact is due at once.
+    """
+
+    def __init__(self, poll_seconds: float) -> None:
+        self.poll_seconds = poll_seconds
+        self.due_at = 0.0
+        self.newest_at: float | None = None
+        self.problem: str | None = None
+        self.failures = 0
+        self.is_behind = False
+
+    def succeed(self, now: float, asked_at: float) -> None:
+        """Note that the target has answered at ``now`` (monotonic) what it was asked at a time (UTC unix seconds)."""
+        self.problem = None
+        self.failures = 0
+        self.due_at = now
+        if not self.is_behind:
+            self.newest_at = asked_at
+            self.due_at = now + self.poll_seconds
+
+    def fail(self, now: float, max_pause_seconds: float) -> None:
+        """Put the next contact off: the more have failed, the longer."""
+        self.failures += 1
+        self.due_at = now + min(max_pause_seconds, self.poll_seconds * 2 ** min(self.failures - 1, 6))
 
 
 def text_of(path: Path) -> str:

@@ -50,13 +50,13 @@ def ray_attempt(tmp_path: Path, **target: Any) -> Path:
 
 
 def ray_turn(runner: RayRunner) -> bool:
-    runner.due = 0.0
+    runner.contacts.due_at = 0.0
     return runner.poll()
 
 
 def test_a_stop_ends_what_a_cluster_that_does_not_answer_never_got(tmp_path: Path) -> None:
     runner = RayRunner(ray_attempt(tmp_path))
-    assert not ray_turn(runner) and runner.problem is not None
+    assert not ray_turn(runner) and runner.contacts.problem is not None
     runner.stop = {"at": 1.0, "at_once": False, "asked": False}
     assert ray_turn(runner)
 

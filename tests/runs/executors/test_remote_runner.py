@@ -88,7 +88,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def turn(runner: RemoteRunner) -> bool:
-    runner.due = 0.0
+    runner.contacts.due_at = 0.0
     return runner.poll()
 
 
@@ -138,14 +138,18 @@ def test_a_job_whose_number_was_not_said_is_followed_and_none_is_submitted_besid
 def test_a_contact_counts_once_all_metrics_are_here(folder: Path) -> None:
     runner = Doctored(Target(folder, listed("running")))
     turn(runner)
-    first, runner.is_behind = runner.contact_at, True
+    first, runner.contacts.is_behind = runner.contacts.newest_at, True
     turn(runner)
-    assert first is not None and runner.contact_at == first and runner.due <= time.monotonic()
-    runner.is_behind = False
+    assert first is not None and runner.contacts.newest_at == first and runner.contacts.due_at <= time.monotonic()
+    runner.contacts.is_behind = False
     turn(runner)
-    assert runner.contact_at is not None and runner.contact_at > first and runner.due > time.monotonic()
+    assert (
+        runner.contacts.newest_at is not None
+        and runner.contacts.newest_at > first
+        and runner.contacts.due_at > time.monotonic()
+    )
     placed = json.loads((folder / "placement.json").read_text())
-    assert (placed["contact_at"], placed["poll_seconds"]) == (runner.contact_at, runner.poll_seconds)
+    assert (placed["contact_at"], placed["poll_seconds"]) == (runner.contacts.newest_at, runner.contacts.poll_seconds)
 
 
 def stop(runner: RemoteRunner, *, at_once: bool = False) -> None:
@@ -219,7 +223,7 @@ def test_a_stop_ends_an_attempt_that_was_never_submitted(folder: Path) -> None:
     there = Target(folder, None)
     there.is_reached = False
     runner = Doctored(there)
-    assert not turn(runner) and runner.problem is not None
+    assert not turn(runner) and runner.contacts.problem is not None
     stop(runner)
     assert end_of(runner, within=1)["stop_requested"] and not there.submitted
 
@@ -234,7 +238,7 @@ def test_a_missing_program_refuses_what_was_not_submitted_and_ends_nothing_that_
     runner = Doctored(Target(folder, listed("running")))
     turn(runner)
     monkeypatch.setattr(runner, "jobs", missing)
-    assert not turn(runner) and runner.problem is not None
+    assert not turn(runner) and runner.contacts.problem is not None
     for path in runner.folder.glob("*.json"):
         if path.name != "attempt.json":
             path.unlink()
@@ -248,12 +252,12 @@ def test_a_stop_at_once_gives_up_a_target_that_does_not_answer(folder: Path) -> 
     begin(runner)
     there.is_reached = False
     stop(runner)
-    assert not turn(runner) and runner.due < time.monotonic() + MAX_PAUSE_OF_STOP_SECONDS
+    assert not turn(runner) and runner.contacts.due_at < time.monotonic() + MAX_PAUSE_OF_STOP_SECONDS
     stop(runner, at_once=True)
     assert not turn(runner)
-    assert runner.stop is not None and runner.contact_at is not None
+    assert runner.stop is not None and runner.contacts.newest_at is not None
     runner.stop["at"] -= GIVE_UP_SECONDS
-    runner.contact_at -= GIVE_UP_SECONDS
+    runner.contacts.newest_at -= GIVE_UP_SECONDS
     record = end_of(runner, within=1)
     assert record["stop_requested"] and (record["given_up"], record["job"]) == ("nobody answers", JOB)
 
@@ -302,7 +306,7 @@ def test_an_attempt_is_not_over_while_nobody_can_say_that_its_job_is_gone(folder
     there.states = [NODE_FAIL]
     assert not turn(runner) and not turn(runner)
     there.is_reached = False
-    assert not any(turn(runner) for _ in range(5)) and runner.problem is not None
+    assert not any(turn(runner) for _ in range(5)) and runner.contacts.problem is not None
     there.is_reached = True
     assert end_of(runner)["ended_by"] == "node_fail"
 
@@ -316,7 +320,7 @@ def test_one_that_ended_by_itself_is_over_whatever_is_known_of_its_job(
     begin(runner)
     there.states = [None]
     monkeypatch.setattr(runner, "unlisted_status", unreachable)
-    assert not any(turn(runner) for _ in range(5)) and runner.problem is not None
+    assert not any(turn(runner) for _ in range(5)) and runner.contacts.problem is not None
     (runner.remote / "exit.json").write_text(json.dumps({"code": 3, "signal": None, "stop_requested": False}))
     record = end_of(runner, within=1)
     assert (record["code"], record.get("ended_by")) == (3, None)

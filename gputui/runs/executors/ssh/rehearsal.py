@@ -26,11 +26,11 @@ _REMEDY = "a run would fail in the same way"
 def rehearse_launch(target: Mapping[str, Any]) -> CheckResult:
     """Run a command there as an attempt is run. Raises UnreachableError."""
     with _attempt(target, SshRunner) as runner:
-        runner.poll_seconds = 0.2
+        runner.contacts.poll_seconds = 0.2
         deadline = time.monotonic() + REHEARSAL_SECONDS
         while not runner.poll():
-            if runner.problem is not None or time.monotonic() > deadline:
-                text = runner.problem or f"its end has not arrived within {REHEARSAL_SECONDS:.0f} s"
+            if runner.contacts.problem is not None or time.monotonic() > deadline:
+                text = runner.contacts.problem or f"its end has not arrived within {REHEARSAL_SECONDS:.0f} s"
                 return CheckResult("launch", "fail", text, _REMEDY)
             time.sleep(0.1)
         record = read_record(runner.folder / "exit.json") or {}

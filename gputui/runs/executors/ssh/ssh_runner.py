@@ -128,7 +128,7 @@ class SshMirror(MirrorRunner):
             raise UnreachableError(f"no report from there: {why}")
         self.answer = answer
         self.apply(answer["grown"], answer["whole"])
-        self.is_behind = bool(answer.get("is_partial"))
+        self.contacts.is_behind = bool(answer.get("is_partial"))
 
     def unwritable(self) -> str | None:
         if self.answer is None:
