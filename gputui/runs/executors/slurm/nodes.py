@@ -42,21 +42,34 @@ END_SECONDS = 30.0
 
 class Lead:
     """Runs an attempt on all nodes, for one start of the job. The body uses it as the process of a
-    shim. ``program`` is the command that each node runs."""
+    shim.
+
+    Attributes:
+        program: the command that each node runs.
+        plan: attempt.json.
+        began: UTC unix seconds.
+        signals: those that were sent to this "process" and not passed on yet.
+        stop_requested: one was.
+        forced: one of these was to end all at once.
+        end_peers_at: when the nodes are ended that one has failed beside (monotonic).
+        give_up_at: when srun is killed, for no node answers any more (monotonic).
+        is_given_up: it was.
+        is_over: exit.json is all that is missing.
+    """
 
     def __init__(self, folder: Path, program: Sequence[str]) -> None:
         self.folder = folder
         self.program = program
         self.plan: dict[str, Any] = json.loads((folder / "attempt.json").read_text("utf-8"))
-        self.count = int(self.plan["nodes"])
         self.began = time.time()
-        self.started: dict[int, dict[str, Any]] = {}
-        self.ended: dict[int, dict[str, Any]] = {}
-        self.hosts: dict[int, str] = {}
+        self.nodes = NodeRecords(int(self.plan["nodes"]))
         self.signals: list[int] = []
-        self.stop_requested = self.forced = self.is_given_up = self.is_over = False
+        self.stop_requested = False
+        self.forced = False
         self.end_peers_at = float("inf")
         self.give_up_at = time.monotonic() + START_SECONDS
+        self.is_given_up = False
+        self.is_over = False
 
     def poll(self) -> int | None:
         if self.is_over:
@@ -69,23 +82,24 @@ class Lead:
     def wait(self) -> None:
         """Run the attempt to its end."""
         try:
-            with self.start() as self.srun:
-                self.watch()
-            record = self.outcome()
+            # It stays bound, so that no other process gets the port, such as srun for its streams. The
+            # first rank can still listen on it, because both set SO_REUSEADDR.
+            with socket.socket() as meeting:
+                meeting.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                meeting.bind(("", 0))
+                with self.start(meeting.getsockname()[1]) as srun:
+                    self.watch(srun)
+                record = self.outcome(srun.returncode)
         except OSError as error:
             record = {"code": None, "signal": None, "error": f"srun: {error.strerror or error}"}
         self.is_over = True
         times = {"started_at": self.began, "ended_at": time.time()}
         write_record(self.folder / "exit.json", {**times, "stop_requested": self.stop_requested, **record})
 
-    def start(self) -> subprocess.Popen[bytes]:
-        # It stays bound, so that no other process gets the port, such as srun for its streams. The
-        # first rank can still listen on it, because both set SO_REUSEADDR.
-        self.meeting = socket.socket()
-        self.meeting.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self.meeting.bind(("", 0))
-        port = self.meeting.getsockname()[1]
-        options = [f"--nodes={self.count}", f"--ntasks={self.count}", "--ntasks-per-node=1", "--distribution=block"]
+    def start(self, port: int) -> subprocess.Popen[bytes]:
+        """Start srun. Raises OSError."""
+        count = self.nodes.count
+        options = [f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1", "--distribution=block"]
         # Tasks end with code 0 unless they are killed.
         options += ["--kill-on-bad-exit=1", "--wait=0", "--mpi=none"]
         if os.environ.get("SLURM_CPUS_PER_TASK"):
@@ -101,21 +115,21 @@ class Lead:
             bufsize=0,
         )
 
-    def watch(self) -> None:
+    def watch(self, srun: subprocess.Popen[bytes]) -> None:
         """Handle records and signals until srun, which outlives all tasks, has ended."""
-        assert self.srun.stdout is not None
+        assert srun.stdout is not None
         rest = b""
         is_open = True
-        while is_open or self.srun.poll() is None:
-            if is_open and select.select([self.srun.stdout], [], [], LOOK_SECONDS)[0]:
-                data = os.read(self.srun.stdout.fileno(), 1 << 16)
+        while is_open or srun.poll() is None:
+            if is_open and select.select([srun.stdout], [], [], LOOK_SECONDS)[0]:
+                data = os.read(srun.stdout.fileno(), 1 << 16)
                 is_open = bool(data)
                 *lines, rest = (rest + data).split(b"\n")
                 for line in lines:
                     self.note(line)
             elif not is_open:
                 time.sleep(LOOK_SECONDS)
-            self.pass_on(time.monotonic())
+            self.pass_on(srun, time.monotonic())
 
     def note(self, line: bytes) -> None:
         """Handle a line of a node: a record, or other output, which is for job.log."""
@@ -126,59 +140,95 @@ class Lead:
             print(line.decode("utf-8", "replace"), flush=True)  # noqa: T201
             return
         if record.get("started"):
-            self.started[number] = record["started"]
-            self.hosts[number] = str(record["host"])
-            if len(self.started) == self.count:
+            self.nodes.started[number] = record["started"]
+            self.nodes.hosts[number] = str(record["host"])
+            if len(self.nodes.started) == self.nodes.count:
                 self.give_up_at = float("inf")
-                first = {**self.started.get(0, {}), "shim_pid": os.getpid()}
+                first = {**self.nodes.started.get(0, {}), "shim_pid": os.getpid()}
                 write_record(self.folder / "started.json", first)
         if record.get("exit"):
-            self.ended[number] = record["exit"]
+            self.nodes.ended[number] = record["exit"]
             if has_failed(record["exit"]):
                 self.end_peers_at = min(self.end_peers_at, time.monotonic() + PEER_SECONDS)
 
-    def pass_on(self, now: float) -> None:
+    def pass_on(self, srun: subprocess.Popen[bytes], now: float) -> None:
         """Forward signals, and end nodes that are due."""
         while self.signals:
-            is_forced = self.signals.pop(0) == signal.SIGUSR2
             self.stop_requested = True
-            self.forced = self.forced or is_forced
-            number = signal.SIGUSR2 if is_forced else signal.SIGTERM
-            self.tell(number)
+            number = signal.SIGTERM
+            if self.signals.pop(0) == signal.SIGUSR2:
+                self.forced = True
+                number = signal.SIGUSR2
+            tell(srun, number)
             self.give_up_at = min(self.give_up_at, now + float(self.plan["grace_seconds"]) + END_SECONDS)
-        if now >= self.end_peers_at and len(self.ended) < self.count:
+        if now >= self.end_peers_at and self.nodes.are_missing:
             self.end_peers_at = float("inf")
-            self.tell(signal.SIGUSR2)
+            tell(srun, signal.SIGUSR2)
             self.give_up_at = min(self.give_up_at, now + END_SECONDS)
         if now > self.give_up_at:
             self.is_given_up = True
-            self.srun.kill()
+            srun.kill()
 
-    def tell(self, number: int) -> None:
-        """Send a signal to every node's shim."""
-        assert self.srun.stdin is not None
-        with contextlib.suppress(OSError):
-            self.srun.stdin.write(f"{int(number)}\n".encode("ascii"))
-
-    def outcome(self) -> dict[str, Any]:
+    def outcome(self, srun_code: int) -> dict[str, Any]:
         """The record for exit.json: the first failure, and the sums of the nodes' counters."""
-        records = list(self.ended.values())
+        records = list(self.nodes.ended.values())
         first: dict[str, Any] = next(filter(has_failed, records), {"code": 0, "signal": None, "error": None})
         record = {**first, "stop_requested": self.stop_requested, "forced": self.forced}
         # The failures of the others may be a consequence of a lost node.
-        if len(records) < self.count and not self.stop_requested and not (self.is_given_up and has_failed(record)):
-            if not self.started and not records:
-                return {"code": None, "signal": None, "error": f"srun started nothing (code {self.srun.returncode})"}
-            lost = [self.hosts[number] for number in sorted(set(self.hosts) - set(self.ended))]
-            reason = f"{', '.join(lost) or 'a node'} ended without a record"
+        if self.nodes.are_missing and not self.stop_requested and not (self.is_given_up and has_failed(record)):
+            if not self.nodes.started and not records:
+                return {"code": None, "signal": None, "error": f"srun started nothing (code {srun_code})"}
+            reason = f"{', '.join(self.nodes.lost_hosts) or 'a node'} ended without a record"
             record |= {"code": None, "signal": None, "error": None, "ended_by": "node_fail", "ended_reason": reason}
+        return record | self.nodes.sums()
+
+
+class NodeRecords:
+    """What the nodes of an attempt have told of their parts, by the node's number.
+
+    Attributes:
+        count: how many nodes there are.
+        hosts: the names of those that have started.
+        started: their records of the start.
+        ended: their records of the end, the first to end first.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.hosts: dict[int, str] = {}
+        self.started: dict[int, dict[str, Any]] = {}
+        self.ended: dict[int, dict[str, Any]] = {}
+
+    @property
+    def are_missing(self) -> bool:
+        """Not all nodes have told of their end."""
+        return len(self.ended) < self.count
+
+    @property
+    def lost_hosts(self) -> list[str]:
+        """The names of the nodes that have started and not told of their end."""
+        return [self.hosts[number] for number in sorted(set(self.hosts) - set(self.ended))]
+
+    def sums(self) -> dict[str, Any]:
+        """The fields of exit.json that add up those of the nodes."""
+        records = list(self.ended.values())
+        sums: dict[str, Any] = {}
         for name in ("survivors", "killed_ranks"):
-            record[name] = [value for node in records for value in node.get(name) or ()]
+            sums[name] = [value for node in records for value in node.get(name) or ()]
         counts = [node["oom_kills"] for node in records if node.get("oom_kills")]
-        record["oom_kills"] = {name: total([count.get(name) for count in counts]) for name in (counts or [{}])[0]}
-        record["cpu_seconds"] = total([node.get("cpu_seconds") for node in records])
-        record["max_rss_bytes"] = max((node.get("max_rss_bytes") or 0 for node in records), default=0) or None
-        return record
+        sums["oom_kills"] = {}
+        if counts:
+            sums["oom_kills"] = {name: total([count.get(name) for count in counts]) for name in counts[0]}
+        sums["cpu_seconds"] = total([node.get("cpu_seconds") for node in records])
+        sums["max_rss_bytes"] = max((node.get("max_rss_bytes") or 0 for node in records), default=0) or None
+        return sums
+
+
+def tell(srun: subprocess.Popen[bytes], number: int) -> None:
+    """Send a signal to every node's shim."""
+    assert srun.stdin is not None
+    with contextlib.suppress(OSError):
+        srun.stdin.write(f"{int(number)}\n".encode("ascii"))
 
 
 def has_failed(record: dict[str, Any]) -> bool:
