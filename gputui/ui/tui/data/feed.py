@@ -50,7 +50,20 @@ BUSY_MILLISECONDS = 1000
 
 
 class Feed:
-    """Reads the store in its own thread, and hands snapshots and answers to the functions given to `attach`."""
+    """Reads the store in its own thread, and hands snapshots and answers to the functions given to `attach`.
+
+    Attributes:
+        interest: what is read, and at which moment; set by the screen, read by the thread.
+        _wall: UTC unix seconds.
+        _clock: monotonic seconds.
+        _show: gets new snapshots; None before `attach`.
+        _tell: gets answers; None before `attach`.
+        _watched: the ids of the commands whose answers are awaited.
+        _is_due: a commit came too soon after the last snapshot.
+        _wake: ends the pause of the thread.
+        _stop: ends the thread.
+        _has_looked: the thread has looked at the store once.
+    """
 
     def __init__(
         self,
@@ -59,25 +72,16 @@ class Feed:
         wall: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self.interest = Interest()
         self._workspace = workspace
-        self._show: Callable[[Snapshot], object] | None = None
-        self._tell: Callable[[CommandAnswer], object] | None = None
         self._wall = wall
         self._clock = clock
-        self._reader = SnapshotReader(workspace)
-        self._connection: sqlite3.Connection | None = None
-        self._file: tuple[int, int, bool] | None = None
-        self._opened_at = float("-inf")
-        self._version: int | None = None
-        self._read_at = float("-inf")
-        self._past_read_at = float("-inf")
-        self._is_due = False
-        self.interest = Interest()
-        """What is read, and at which moment."""
-        self._interest_read = Interest()
+        self._show: Callable[[Snapshot], object] | None = None
+        self._tell: Callable[[CommandAnswer], object] | None = None
+        self._store = FeedStore(workspace)
+        self._newest = NewestSnapshot(wall())
         self._watched: set[int] = set()
-        self._newest = Snapshot(at=wall())
-        self._problem: str | None = None
+        self._is_due = False
         self._wake = threading.Event()
         self._stop = threading.Event()
         self._has_looked = threading.Event()
@@ -92,7 +96,7 @@ class Feed:
     def first(self, timeout_seconds: float) -> Snapshot:
         """The first snapshot, for a full first frame; an empty one after ``timeout_seconds``."""
         self._has_looked.wait(timeout_seconds)
-        return self._newest
+        return self._newest.snapshot
 
     def attach(self, show: Callable[[Snapshot], object], tell: Callable[[CommandAnswer], object]) -> None:
         """Hand new snapshots to ``show``, and answers to watched commands to ``tell``. Both are called from the feed's
@@ -131,57 +135,57 @@ class Feed:
             is_new = self._check_store()
             self._has_looked.set()
             if is_new and self._show is not None:
-                self._show(self._newest)
+                self._show(self._newest.snapshot)
             self._wake.wait(self._pause_seconds())
             self._wake.clear()
-        self._close()
+        self._store.close()
 
     def _pause_seconds(self) -> float:
         """The time until the next look."""
         if self._is_due:
-            # A commit came too soon after the last snapshot.
-            return min(LOOK_SECONDS, max(0.01, self._read_at + APART_SECONDS - self._clock()))
+            return min(LOOK_SECONDS, max(0.01, self._newest.made_at + APART_SECONDS - self._clock()))
         if self._watched:
             return LOOK_SECONDS
-        return look_seconds(self._newest)
+        return look_seconds(self._newest.snapshot)
 
     def _check_store(self) -> bool:
         """Check the store once; returns whether there is a new snapshot."""
         now = self._wall()
         clock = self._clock()
         interest = self.interest
+        newest = self._newest
         self._is_due = False
         try:
-            connection = self._open(clock)
+            connection = self._store.open(clock)
             if connection is None:
-                return self._pass_time(now, clock, self._problem)
+                return self._pass_time(now, clock, newest.problem)
             self._answer(connection)
             version = data_version(connection)
-            is_other = interest != self._interest_read
-            is_news = is_other or version != self._version or self._reader.is_behind
-            if interest.moment is not None and not is_other and clock - self._past_read_at < PAST_SECONDS:
+            is_other = interest != newest.interest
+            is_news = is_other or version != self._store.version or self._store.reader.is_behind
+            if interest.moment is not None and not is_other and clock - newest.read_at < PAST_SECONDS:
                 is_news = False
-            self._is_due = is_news and not is_other and clock - self._read_at < APART_SECONDS
+            self._is_due = is_news and not is_other and clock - newest.made_at < APART_SECONDS
             if is_news and not self._is_due:
-                self._newest = self._reader.read(connection, now, interest)
-                self._version = version
-                self._interest_read = interest
-                self._read_at = clock
-                self._past_read_at = clock
-                self._problem = None
+                newest.snapshot = self._store.reader.read(connection, now, interest)
+                self._store.version = version
+                newest.interest = interest
+                newest.made_at = clock
+                newest.read_at = clock
+                newest.problem = None
                 return True
             if is_news:
-                return self._pass_time(now, clock, self._problem)
+                return self._pass_time(now, clock, newest.problem)
             return self._pass_time(now, clock, None)
         except StoreMissingError:
-            self._close()
+            self._store.close()
             return self._pass_time(now, clock, None)
         except (StoreError, sqlite3.Error, OSError) as error:
-            self._close()
+            self._store.close()
             return self._pass_time(now, clock, _problem(error))
         except Exception as error:
             # An unexpected error must not end the thread: a frozen screen looks like a quiet machine.
-            self._close()
+            self._store.close()
             frame = traceback.extract_tb(error.__traceback__)[-1]
             what = f"{type(error).__name__} in {Path(frame.filename).name}, line {frame.lineno}"
             sentence = f"What was recorded cannot be shown: {what}; the last values stay. Please report it."
@@ -189,37 +193,16 @@ class Feed:
 
     def _pass_time(self, now: float, clock: float, problem: str | None) -> bool:
         """Update clock and ages of the old snapshot, once a second or if the problem changed."""
-        if clock - self._read_at < CLOCK_SECONDS and problem == self._problem:
+        newest = self._newest
+        if clock - newest.made_at < CLOCK_SECONDS and problem == newest.problem:
             return False
-        self._read_at = clock
-        self._problem = problem
-        later = self._reader.later(self._newest, now, self._interest_read)
+        newest.made_at = clock
+        newest.problem = problem
+        later = self._store.reader.later(newest.snapshot, now, newest.interest)
         if problem is not None:
             later = replace(later, problem=problem)
-        self._newest = later
+        newest.snapshot = later
         return True
-
-    def _open(self, clock: float) -> sqlite3.Connection | None:
-        """The connection. At most once a second it is opened again if it was lost or if the file was replaced."""
-        if clock - self._opened_at < REOPEN_SECONDS:
-            return self._connection
-        self._opened_at = clock
-        file = _identity(self._workspace)
-        if file != self._file:
-            self._close()
-            # Ids of the old file name other rows in the new one.
-            self._reader = SnapshotReader(self._workspace)
-            self._file = file
-        if self._connection is None:
-            self._connection = open_reader(self._workspace.database)
-            self._connection.execute(f"PRAGMA busy_timeout = {BUSY_MILLISECONDS}")
-        return self._connection
-
-    def _close(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-        self._connection = None
-        self._version = None
 
     def _answer(self, connection: sqlite3.Connection) -> None:
         for command_id in tuple(self._watched):
@@ -227,6 +210,64 @@ class Feed:
             if answer is not None and self._tell is not None:
                 self._watched.discard(command_id)
                 self._tell(answer)
+
+
+class NewestSnapshot:
+    """The newest snapshot, and what it is of. Times are monotonic.
+
+    Attributes:
+        interest: what was asked for when its rows were read.
+        read_at: when its rows were read.
+        made_at: when they were, or when its clock and ages were last updated.
+        problem: the sentence about it, None without one.
+    """
+
+    def __init__(self, now: float) -> None:
+        self.snapshot = Snapshot(at=now)
+        self.interest = Interest()
+        self.read_at = float("-inf")
+        self.made_at = float("-inf")
+        self.problem: str | None = None
+
+
+class FeedStore:
+    """The connection to the store, which is opened again when it was lost or its file was replaced.
+
+    Attributes:
+        connection: None while there is none.
+        reader: what reads from it; it knows the rows of one file.
+        version: of the data in the newest snapshot, None if that is from an earlier connection.
+    """
+
+    def __init__(self, workspace: Workspace) -> None:
+        self.workspace = workspace
+        self.connection: sqlite3.Connection | None = None
+        self.reader = SnapshotReader(workspace)
+        self.version: int | None = None
+        self._file: tuple[int, int, bool] | None = None
+        self._opened_at = float("-inf")
+
+    def open(self, clock: float) -> sqlite3.Connection | None:
+        """The connection. At most once a second it is opened again if it was lost or if the file was replaced."""
+        if clock - self._opened_at < REOPEN_SECONDS:
+            return self.connection
+        self._opened_at = clock
+        file = _identity(self.workspace)
+        if file != self._file:
+            self.close()
+            # Ids of the old file name other rows in the new one.
+            self.reader = SnapshotReader(self.workspace)
+            self._file = file
+        if self.connection is None:
+            self.connection = open_reader(self.workspace.database)
+            self.connection.execute(f"PRAGMA busy_timeout = {BUSY_MILLISECONDS}")
+        return self.connection
+
+    def close(self) -> None:
+        if self.connection is not None:
+            self.connection.close()
+        self.connection = None
+        self.version = None
 
 
 def look_seconds(newest: Snapshot) -> float:
