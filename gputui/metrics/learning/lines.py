@@ -44,8 +44,15 @@ _CLEARED = " " * 10
 class LearnedLines(LineFormat):
     """Metrics in the output of a program, by the shapes that were learned, and those that are learned meanwhile.
 
-    It has news where a shape was learned whose earlier lines were passed over. ``batch_size`` are the samples of a
-    batch of the attempt, if they are known.
+    Attributes:
+        _learns: it looks for more shapes.
+        _batch_size: the samples of a batch of the attempt, if they are known.
+        _earlier_counts: the epochs of earlier attempts.
+        _has_news: a shape was learned whose earlier lines were passed over.
+        _learned: what `learned` has returned, None once a line has changed it.
+        _running: the place in the output, for the next line.
+        _steps: the steps of the lines with a metric.
+        _headers: the epochs of the lines that only count.
     """
 
     breaks_at_return = True
@@ -58,21 +65,18 @@ class LearnedLines(LineFormat):
         batch_size: int | None = None,
         learns: bool = True,
     ) -> None:
-        self._has_news = False
+        running = learned.running
         self._learns = learns
         self._batch_size = batch_size
-        self._learned: Learned | None = learned
         self._earlier_counts = learned.earlier_counts
-        running = learned.running
+        self._has_news = False
+        self._learned: Learned | None = learned
         self._running = replace(running, recent={**running.recent}, ranks={**running.ranks})
         self._whole_lines = WholeLines(running.records)
         self._learner = Learner(learned.learning)
-        self._readers: list[ShapeReader] = []
-        self._has_metrics = self._has_steps = self._counts_steps = self._has_bar = False
-        self._counts = {scale: EpochCount.of_state(state) for scale, state in running.counts.items()}
         self._steps = ContinuedCount(running.steps)
         self._headers = ContinuedCount(running.headers)
-        self._positions: list[Position] = []
+        self._shapes = ReadShapes({scale: EpochCount.of_state(state) for scale, state in running.counts.items()})
         for index, shape in enumerate(learned.shapes):
             position: Sequence[int | None] = ()
             if running.positions:
@@ -88,11 +92,11 @@ class LearnedLines(LineFormat):
                 ranks={**self._running.ranks},
                 steps=self._steps.state,
                 headers=self._headers.state,
-                positions=tuple(position.state for position in self._positions),
-                counts={scale: count.state for scale, count in self._counts.items()},
+                positions=tuple(position.state for position in self._shapes.positions),
+                counts={scale: count.state for scale, count in self._shapes.counts.items()},
                 records=self._whole_lines.state,
             )
-            self._learned = Learned(self._shapes, running, self._learner.learning, self._earlier_counts)
+            self._learned = Learned(self._shapes.learned, running, self._learner.learning, self._earlier_counts)
         return self._learned
 
     @property
@@ -105,17 +109,17 @@ class LearnedLines(LineFormat):
 
     def restarted(self) -> LearnedLines:
         counts = self._earlier_counts
-        again = Learned(self._shapes, Running(counts={**counts}), earlier_counts=counts)
+        again = Learned(self._shapes.learned, Running(counts={**counts}), earlier_counts=counts)
         return LearnedLines(again, batch_size=self._batch_size, learns=self._learns)
 
     @property
     def remark(self) -> str | None:
-        return next((count.remark for count in self._counts.values() if count.remark is not None), None)
+        return next((count.remark for count in self._shapes.counts.values() if count.remark is not None), None)
 
     @property
     def remarks(self) -> Sequence[str]:
         """Lines that look like metrics and are not stored, with the key of the profile that would."""
-        return self._learner.remarks(with_single=not self._has_metrics)
+        return self._learner.remarks(with_single=not self._shapes.has_metrics)
 
     def parse(self, line: bytes) -> Parsed:
         self._learned = None
@@ -136,11 +140,11 @@ class LearnedLines(LineFormat):
         if whole_text == self._running.last_text or not whole_text.strip():
             return None
         self._running.last_text = whole_text
-        for index, reader in enumerate(self._readers):
+        for index, reader in enumerate(self._shapes.readers):
             match = reader.match(whole_text)
             if match is None:
                 continue
-            if was_cleared and self._has_bar and reader.shape.lacks_step:
+            if was_cleared and self._shapes.has_bar and reader.shape.lacks_step:
                 # The bar is drawn again at once, at the place that it has meanwhile.
                 earlier = self._release()
                 self._running.held_line = (index, whole_text, rank)
@@ -149,7 +153,7 @@ class LearnedLines(LineFormat):
             if reader.is_source:
                 return self._release()
             return record
-        if self._learns and len(self._readers) < MAX_SHAPES:
+        if self._learns and len(self._shapes.readers) < MAX_SHAPES:
             for shape in self._learner.add(whole_text, rank, self._running, self._context()):
                 self._confirm(shape)
         return None
@@ -158,7 +162,7 @@ class LearnedLines(LineFormat):
         """A number at the end of the output may lack digits, so one is valid only if text follows."""
         _, text = split_bar(_text(line))
         text, _ = split_prefix(text)
-        for reader in self._readers:
+        for reader in self._shapes.readers:
             match = reader.match(text)
             if match is not None:
                 if reader.last_end(match) < len(text.rstrip()):
@@ -172,29 +176,19 @@ class LearnedLines(LineFormat):
             for shape in self._learner.conclude(self._context(is_over=True)):
                 self._confirm(shape)
 
-    @property
-    def _shapes(self) -> tuple[LearnedShape, ...]:
-        return tuple(reader.shape for reader in self._readers)
-
     def _context(self, *, is_over: bool = False) -> LogSoFar:
-        return LogSoFar(self._has_metrics, self._counts_steps, is_over)
+        return LogSoFar(self._shapes.has_metrics, self._shapes.counts_steps, is_over)
 
     def _confirm(self, shape: LearnedShape) -> None:
-        if len(self._readers) < MAX_SHAPES and ShapeReader(shape).match(shape.example) is not None:
+        if len(self._shapes.readers) < MAX_SHAPES and ShapeReader(shape).match(shape.example) is not None:
             self._learned = None
             self._use(replace(shape, counts_samples=_counts_samples(shape, self._batch_size)))
             self._has_news = True
 
     def _use(self, shape: LearnedShape, position: Sequence[int | None] = ()) -> None:
         """Read the lines of a shape, and note what the shapes together mean for a line without a step."""
-        self._readers.append(ShapeReader(shape))
-        self._positions.append(Position(self._counts.setdefault(shape.scale, EpochCount()), position))
-        with_step = [shape for shape in self._shapes if shape.has("step") and not shape.is_held_out]
-        self._has_metrics = any(not shape.is_source for shape in self._shapes)
-        self._has_steps = any(not shape.is_source for shape in with_step)
-        self._counts_steps = bool(with_step)
-        self._has_bar = any(shape.is_source for shape in with_step)
-        self._learner.lacks_epoch = any(shape.lacks_epoch for shape in self._shapes)
+        self._shapes.add(shape, position)
+        self._learner.lacks_epoch = any(shape.lacks_epoch for shape in self._shapes.learned)
 
     def _release(self) -> Parsed:
         """The record of a line that was held, at the newest step."""
@@ -203,7 +197,7 @@ class LearnedLines(LineFormat):
         if held_line is None:
             return None
         index, text, rank = held_line
-        match = self._readers[index].match(text)
+        match = self._shapes.readers[index].match(text)
         if match is None:
             return None
         return self._record(index, match, rank)
@@ -211,7 +205,7 @@ class LearnedLines(LineFormat):
     def _record(self, index: int, match: re.Match[str], rank: int | None) -> Parsed:
         """The record of a line: its step, the epoch and the total if they are known, and what is new at that step.
         ``rank`` stands before the line. None for a line that only counts, or of another rank."""
-        reader = self._readers[index]
+        reader = self._shapes.readers[index]
         counters = reader.counters(match)
         if counters is None:
             return None
@@ -242,8 +236,8 @@ class LearnedLines(LineFormat):
     def _behind_training(self, index: int, step: int) -> int:
         """The step of a line without one of its own: where the training has made all its steps, and such a line was
         there at the last, a bar with fewer steps is that of another training behind it."""
-        shape = self._readers[index].shape
-        position = self._positions[index]
+        shape = self._shapes.readers[index].shape
+        position = self._shapes.positions[index]
         nested = self._running.nested
         is_over = step == self._running.total and position.summarised is not None and position.summarised >= step
         is_held_out = any(part in name for name in shape.names for part in HELD_OUT)
@@ -255,7 +249,7 @@ class LearnedLines(LineFormat):
     def _place_key(self, index: int, step: int, counters: Counters) -> str:
         """A step, with its place in the epoch where several places are one step. A line without a place is at the
         newest one."""
-        if counters.step is not None and self._positions[index].is_converted:
+        if counters.step is not None and self._shapes.positions[index].is_converted:
             return f"{step} {counters.epoch} {counters.step}"
         newest = next(reversed(self._running.recent), "")
         if newest.startswith(f"{step} "):
@@ -284,32 +278,32 @@ class LearnedLines(LineFormat):
 
     def _step(self, index: int, counters: Counters) -> int | None:
         """The step of a line, and what its counters say of the lines behind it."""
-        shape = self._readers[index].shape
+        shape = self._shapes.readers[index].shape
         if shape.is_held_out:
             if counters.step == counters.step_total:
                 return self._running.newest
             return None
         if counters.step is not None:
             step = self._place(index, counters)
-            if step is not None and not (self._readers[index].is_source and self._has_steps):
+            if step is not None and not (self._shapes.readers[index].is_source and self._shapes.has_steps):
                 self._running.newest = step
                 self._running.total = None
                 if counters.epoch is None and not shape.restarts:
                     self._running.total = self._total_steps(index, counters)
             return step
         if counters.epoch is None:
-            if self._counts_steps:
+            if self._shapes.counts_steps:
                 return self._running.newest
             return self._running.counted_epoch
-        if self._readers[index].is_source:
-            self._note_header(self._positions[index], counters)
+        if self._shapes.readers[index].is_source:
+            self._note_header(self._shapes.positions[index], counters)
             return None
         return self._step_of_epoch(index, counters.epoch, counters.epoch_total)
 
     def _place(self, index: int, counters: Counters) -> int | None:
         """The step of a line with a place: 120 of ``Epoch 2 [20/100]``."""
-        shape = self._readers[index].shape
-        position = self._positions[index]
+        shape = self._shapes.readers[index].shape
+        position = self._shapes.positions[index]
         if shape.counts_samples and self._batch_size is not None:
             counters = counters.in_batches(self._batch_size)
         place = counters.step
@@ -318,7 +312,7 @@ class LearnedLines(LineFormat):
         is_nameless = counters.epoch is None and not shape.restarts
         was_at_end = total is not None and (position.place or 0) >= _END_OF_EPOCH * total
         if is_nameless and was_at_end and position.has_restarted(place, total):
-            self._readers[index] = ShapeReader(replace(shape, restarts=True))
+            self._shapes.readers[index] = ShapeReader(replace(shape, restarts=True))
             self._has_news = True
         step = position.step(counters, self._running.counted_epoch, restarts=shape.restarts, may_nest=shape.may_nest)
         self._running.nested = place if step is None else None
@@ -333,10 +327,10 @@ class LearnedLines(LineFormat):
     def _step_of_epoch(self, index: int, epoch: int, epochs: int | None) -> int | None:
         """The step of a line that has only an epoch: the newest, of which it is a summary. Where no step was made since
         the last such line, the epochs are a training of their own behind it."""
-        shape = self._readers[index].shape
-        position = self._positions[index]
+        shape = self._shapes.readers[index].shape
+        position = self._shapes.positions[index]
         newest = self._running.newest
-        if not self._counts_steps or newest is None:
+        if not self._shapes.counts_steps or newest is None:
             step = self._steps.count(position, epoch, is_end=epoch == epochs, repeats=self._repeats(position, shape))
             if step <= MAX_STEP:
                 return step
@@ -372,17 +366,17 @@ class LearnedLines(LineFormat):
     def _epoch_of(self, shape: LearnedShape, counters: Counters) -> int | None:
         """The epoch that a line names, or a header before it if its lines are of epochs."""
         has_own_step = counters.step is not None and not shape.restarts
-        if counters.epoch is not None or has_own_step or (counters.step is None and self._counts_steps):
+        if counters.epoch is not None or has_own_step or (counters.step is None and self._shapes.counts_steps):
             return counters.epoch
         return self._running.epoch
 
     def _total_steps(self, index: int, counters: Counters) -> int | None:
         """The steps of the run at the end of the training of a line, as far as it is known."""
-        shape = self._readers[index].shape
-        position = self._positions[index]
+        shape = self._shapes.readers[index].shape
+        position = self._shapes.positions[index]
         if shape.is_held_out:
             return None
-        if counters.step is None and self._counts_steps:
+        if counters.step is None and self._shapes.counts_steps:
             return self._running.total
         epochs = counters.epoch_total
         if counters.epoch is None and self._running.epochs is not None:
@@ -396,6 +390,44 @@ class LearnedLines(LineFormat):
         if total is None:
             return None
         return position.base + total
+
+
+class ReadShapes:
+    """The shapes whose lines are read, and what they mean together.
+
+    Attributes:
+        readers: one for each shape.
+        positions: where the lines of each shape are, in the order of the readers.
+        counts: the epochs that shapes which count alike have, by `LearnedShape.scale`.
+        has_metrics: some shape has lines with values.
+        has_steps: some shape of these has lines with a step.
+        counts_steps: some shape, with values or without, has lines with a step.
+        has_bar: some shape has lines with a step and without values.
+    """
+
+    def __init__(self, counts: dict[str, EpochCount]) -> None:
+        self.readers: list[ShapeReader] = []
+        self.positions: list[Position] = []
+        self.counts = counts
+        self.has_metrics = False
+        self.has_steps = False
+        self.counts_steps = False
+        self.has_bar = False
+
+    @property
+    def learned(self) -> tuple[LearnedShape, ...]:
+        return tuple(reader.shape for reader in self.readers)
+
+    def add(self, shape: LearnedShape, position: Sequence[int | None]) -> None:
+        """Read the lines of one more shape, from a position on."""
+        self.readers.append(ShapeReader(shape))
+        self.positions.append(Position(self.counts.setdefault(shape.scale, EpochCount()), position))
+        shapes = self.learned
+        with_step = [shape for shape in shapes if shape.has("step") and not shape.is_held_out]
+        self.has_metrics = any(not shape.is_source for shape in shapes)
+        self.has_steps = any(not shape.is_source for shape in with_step)
+        self.counts_steps = bool(with_step)
+        self.has_bar = any(shape.is_source for shape in with_step)
 
 
 def _together(bar: Parsed, line: Parsed) -> Parsed:
