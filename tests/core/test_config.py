@@ -18,7 +18,8 @@ def test_a_checkout_with_a_venv_of_its_own_is_its_own_home() -> None:
 
 
 def test_what_is_said_goes_before_it() -> None:
-    checkout, environ = Path("/checkout"), {"HOME": "/h", "GPUTUI_HOME": "/said"}
+    checkout = Path("/checkout")
+    environ = {"HOME": "/h", "GPUTUI_HOME": "/said"}
     assert locate("/given", environ, checkout=checkout).state == Path("/given/state")
     assert locate(None, environ, checkout=checkout).state == Path("/said/state")
     assert locate(None, {"HOME": "/h"}, checkout=checkout).state == Path("/checkout/state")

@@ -19,13 +19,13 @@ def assert_harmless(text: str) -> None:
 
 @given(st.text())
 def test_any_text_comes_out_harmless_and_cleaning_again_changes_nothing(text: str) -> None:
-    shown = clean(text)
-    assert_harmless(shown)
-    assert clean(shown) == shown
+    cleaned = clean(text)
+    assert_harmless(cleaned)
+    assert clean(cleaned) == cleaned
 
 
 def test_what_is_shown() -> None:
-    shown = {
+    expected = {
         "plain µ Ω 漢字 …": "plain µ Ω 漢字 …",
         "\x1b[1;31merror\x1b[0m\x1b[K done": "error done",
         "\x1b[2Jcleared": "␛cleared",
@@ -41,7 +41,7 @@ def test_what_is_shown() -> None:
         "\u0301": REPLACEMENT,
         "one\r\ntwo\n": "one␍␊two␊",
     }
-    assert {text: clean(text) for text in shown} == shown
+    assert {text: clean(text) for text in expected} == expected
 
 
 def test_cell_width() -> None:

@@ -17,8 +17,8 @@ ALL = [
 
 def test_unknown_and_non_finite() -> None:
     expected = ["–", "nan", "inf", "-inf"]
-    found = {render.__name__: [render(value) for value in (None, math.nan, math.inf, -math.inf)] for render in ALL}
-    assert found == dict.fromkeys(found, expected)
+    texts = {render.__name__: [render(value) for value in (None, math.nan, math.inf, -math.inf)] for render in ALL}
+    assert texts == dict.fromkeys(texts, expected)
 
 
 @given(st.floats(-1e20, 1e20).filter(lambda value: abs(value) > 1e-20 or value == 0))
@@ -73,3 +73,9 @@ def test_a_learning_rate_has_one_form() -> None:
     values = [True, None, 16, "6e-4", 0.125, 1.0, [1, 2], {"a": False}]
     texts = ["true", "null", "16", "6e-4", "0.125", "1", "[1, 2]", '{"a": false}']
     assert list(map(units.parameter, values)) == texts
+
+
+def test_iso_times_are_utc_with_milliseconds() -> None:
+    assert units.iso(1_795_230_764.0) == "2026-11-21T03:12:44.000Z"
+    assert units.iso(None) is None
+    assert [units.iso(at) for at in (float("inf"), float("-inf"), float("nan"), 1e30)] == [None] * 4

@@ -43,9 +43,9 @@ def test_acknowledging_keeps_who_was_first(store: sqlite3.Connection) -> None:
     number = alerts.raise_alert(store, BASE)
     alerts.acknowledge(store, number, now=110.0, actor="me")
     alerts.acknowledge(store, number, now=120.0, actor="you")
-    found = alerts.one(store, number)
-    assert found is not None and (found.acknowledged_by, found.acknowledged_at) == ("me", 110.0)
-    assert not found.is_news(130.0)
+    alert = alerts.one(store, number)
+    assert alert is not None and (alert.acknowledged_by, alert.acknowledged_at) == ("me", 110.0)
+    assert not alert.is_news(130.0)
 
 
 def test_silences(store: sqlite3.Connection) -> None:
@@ -61,8 +61,14 @@ def test_silences(store: sqlite3.Connection) -> None:
 
 
 def test_a_run_that_is_removed_takes_its_alerts_along(store: sqlite3.Connection) -> None:
-    own = {"subject_kind": "run", "subject_id": "r-1", "subject_name": "r-1", "run_id": "r-1", "rule": "slow_steps"}
-    alerts.raise_alert(store, {**BASE, **own})
-    kept = alerts.raise_alert(store, {**BASE, "run_id": "r-1"})
+    run_alert = {
+        "subject_kind": "run",
+        "subject_id": "r-1",
+        "subject_name": "r-1",
+        "run_id": "r-1",
+        "rule": "slow_steps",
+    }
+    alerts.raise_alert(store, {**BASE, **run_alert})
+    number = alerts.raise_alert(store, {**BASE, "run_id": "r-1"})
     alerts.forget_run(store, "r-1")
-    assert [(alert.alert_id, alert.run_id) for alert in alerts.lasting(store)] == [(kept, None)]
+    assert [(alert.alert_id, alert.run_id) for alert in alerts.lasting(store)] == [(number, None)]

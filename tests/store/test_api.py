@@ -27,10 +27,10 @@ RUN = "vit-b16-1"
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
-    made = Home(locate(tmp_path_factory.mktemp("api") / "home"))
-    overnight(made)
-    yield made
-    made.close()
+    home = Home(locate(tmp_path_factory.mktemp("api") / "home"))
+    overnight(home)
+    yield home
+    home.close()
 
 
 @pytest.fixture
@@ -46,17 +46,17 @@ def test_the_page_says_what_happens(folder: Path) -> None:
 
 
 def test_runs_are_those_of_the_commands(home: Home, folder: Path) -> None:
-    found = api.runs(home=folder)
-    assert [run.id for run in found] == [run["id"] for run in shape(home.workspace, "ps")]
+    runs = api.runs(home=folder)
+    assert [run.id for run in runs] == [run["id"] for run in shape(home.workspace, "ps")]
     assert [run.id for run in api.runs(state="queued", home=folder)] == ["lr-sweep-3"]
     assert api.runs(tag="none", home=folder) == [] == api.runs(study="none", home=folder)
-    shown = shape(home.workspace, "show", RUN)
+    record = shape(home.workspace, "show", RUN)
     run = api.run("vit-b16", home=folder)
-    assert (run.id, run.state, dict(run.params)) == (RUN, shown["state"], shown["params"])
+    assert (run.id, run.state, dict(run.params)) == (RUN, record["state"], record["params"])
     assert [attempt.incident for attempt in run.attempts] == [
-        attempt["incident"] and attempt["incident"]["kind"] for attempt in shown["attempts"]
+        attempt["incident"] and attempt["incident"]["kind"] for attempt in record["attempts"]
     ]
-    assert run.attempts[1].exit_signal == 9 and run.attempts[1].decision == shown["attempts"][1]["decision"]["reason"]
+    assert run.attempts[1].exit_signal == 9 and run.attempts[1].decision == record["attempts"][1]["decision"]["reason"]
     assert run.created_at.tzinfo is UTC and run.ended_at is None
 
 

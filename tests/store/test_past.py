@@ -17,6 +17,38 @@ from gputui.store.runs import RunLookupError, find_run, holders, read_runs
 from gputui.ui.tui.data.reader import in_order
 from tests.homes import GIB, NOW, Home, add_line, add_source, uuid
 
+
+def recovered(home: Home) -> None:
+    """A run of two attempts with an incident between them."""
+    home.gpus(2)
+    home.run("a-1", "succeeded", gpus=(), attempt=2, started_ago=900.0, ended_ago=100.0,
+               params={"lr": 2}, launched={"lr": 1})  # fmt: skip
+    home.attempt("a-1", 1, "failed", gpus=(0, 1), started_ago=900.0, ended_ago=500.0, code=1, last_step=70,
+                   params={"lr": 1})  # fmt: skip
+    home.incident("a-1", 1, "cuda_oom", "out of memory", seconds_ago=500.0, params={"lr": 2}, reason="smaller")
+    home.attempt("a-1", 2, "succeeded", gpus=(1,), started_ago=400.0, ended_ago=100.0, code=0, resumed_step=60,
+                   last_step=90, params={"lr": 2})  # fmt: skip
+    for ago, origin, target, cause in (
+        (902, None, "queued", "launched"), (900, "queued", "starting", "attempt 1"), (890, "starting", "running", ""),
+        (500, "running", "recovering", "out of memory"), (495, "recovering", "queued", "again"),
+        (400, "queued", "starting", "attempt 2"), (390, "starting", "running", ""),
+        (100, "running", "succeeded", "all ranks ended with 0"),
+    ):  # fmt: skip
+        home.transition("a-1", origin, target, cause, ago)
+
+
+def lines(home: Home, count: int, *, attempt: int = 1, begin: float = NOW - 1000, ranks: int = 1) -> None:
+    home.metrics(
+        "a-1",
+        attempt,
+        [
+            {"step": step, "time": begin + step, "rank": rank, "loss": 10.0 - step / 100, "pad": "x" * (step % 50)}
+            for step in range(count)
+            for rank in range(ranks)
+        ],
+    )
+
+
 # --- hardware
 
 
@@ -81,25 +113,6 @@ def test_a_lost_gpu_was_there_before_and_is_back_after(home: Home, reader: sqlit
 # --- runs
 
 
-def recovered(home: Home) -> None:
-    """A run of two attempts with an incident between them."""
-    home.gpus(2)
-    home.run("a-1", "succeeded", gpus=(), attempt=2, started_ago=900.0, ended_ago=100.0,
-               params={"lr": 2}, launched={"lr": 1})  # fmt: skip
-    home.attempt("a-1", 1, "failed", gpus=(0, 1), started_ago=900.0, ended_ago=500.0, code=1, last_step=70,
-                   params={"lr": 1})  # fmt: skip
-    home.incident("a-1", 1, "cuda_oom", "out of memory", seconds_ago=500.0, params={"lr": 2}, reason="smaller")
-    home.attempt("a-1", 2, "succeeded", gpus=(1,), started_ago=400.0, ended_ago=100.0, code=0, resumed_step=60,
-                   last_step=90, params={"lr": 2})  # fmt: skip
-    for ago, origin, target, cause in (
-        (902, None, "queued", "launched"), (900, "queued", "starting", "attempt 1"), (890, "starting", "running", ""),
-        (500, "running", "recovering", "out of memory"), (495, "recovering", "queued", "again"),
-        (400, "queued", "starting", "attempt 2"), (390, "starting", "running", ""),
-        (100, "running", "succeeded", "all ranks ended with 0"),
-    ):  # fmt: skip
-        home.transition("a-1", origin, target, cause, ago)
-
-
 def test_a_run_is_as_it_was(home: Home, reader: sqlite3.Connection) -> None:
     recovered(home)
     for ago, state, attempt, gpus, holds in [
@@ -115,8 +128,8 @@ def test_a_run_is_as_it_was(home: Home, reader: sqlite3.Connection) -> None:
         [run] = read_runs(reader, NOW - ago)
         assert (run.state, run.attempt, run.holds_gpus) == (state, attempt, holds)
         assert run.gpus == tuple(uuid(index) for index in gpus)
-        held = holders([run])
-        assert held == ({uuid(index): [("a-1", "a-1")] for index in gpus} if holds else {})
+        run_ids_by_gpu = holders([run])
+        assert run_ids_by_gpu == ({uuid(index): [("a-1", "a-1")] for index in gpus} if holds else {})
         assert find_run(reader, "a-1", NOW - ago) == run
 
 
@@ -168,25 +181,13 @@ def test_the_newest_of_those_that_were_over_are_kept(home: Home, reader: sqlite3
     ):
         home.run(f"r-{number}", "running", started_ago=100.0)
         home.transition(f"r-{number}", "queued", target, "", ago)
-    found = [run.run_id for run in read_runs(reader, NOW)]
-    assert found == ["r-5", "r-4", "r-3", "r-2", "r-1", "r-0"]
-    assert [run.run_id for run in read_runs(reader, NOW, limit=1)] == found[:5]
+    run_ids = [run.run_id for run in read_runs(reader, NOW)]
+    assert run_ids == ["r-5", "r-4", "r-3", "r-2", "r-1", "r-0"]
+    assert [run.run_id for run in read_runs(reader, NOW, limit=1)] == run_ids[:5]
     assert [run.run_id for run in in_order(read_runs(reader, NOW))] == ["r-5", "r-2", "r-3", "r-4", "r-1", "r-0"]
 
 
 # --- metrics
-
-
-def lines(home: Home, count: int, *, attempt: int = 1, begin: float = NOW - 1000, ranks: int = 1) -> None:
-    home.metrics(
-        "a-1",
-        attempt,
-        [
-            {"step": step, "time": begin + step, "rank": rank, "loss": 10.0 - step / 100, "pad": "x" * (step % 50)}
-            for step in range(count)
-            for rank in range(ranks)
-        ],
-    )
 
 
 def test_the_place_that_was_reached_is_found(home: Home, reader: sqlite3.Connection) -> None:
@@ -196,8 +197,8 @@ def test_the_place_that_was_reached_is_found(home: Home, reader: sqlite3.Connect
         reached = past.positions_at(reader, "a-1", NOW - 1000 + at_step + 0.5)
         newest = past.newest(reader, reached)
         assert [(line.rank, line.step) for line in newest[:2]] == [(1, at_step), (0, at_step)]
-        found = queries.ranks(reader, "a-1", 1, NOW - 1000 + at_step + 0.5)
-        assert [(rank.rank, rank.step, rank.data) for rank in found] == [
+        rows = queries.ranks(reader, "a-1", 1, NOW - 1000 + at_step + 0.5)
+        assert [(rank.rank, rank.step, rank.data) for rank in rows] == [
             (0, at_step, {"loss": 10.0 - at_step / 100}),
             (1, at_step, {"loss": 10.0 - at_step / 100}),
         ]

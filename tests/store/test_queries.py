@@ -35,13 +35,26 @@ def test_an_empty_store_answers_with_nothing(reader: sqlite3.Connection) -> None
     assert host_history(reader, NOW - 60, NOW, 2).cpu_percent == (None, None)
 
 
+def test_data_version_moves_with_anothers_commit(home: Home, reader: sqlite3.Connection) -> None:
+    before = data_version(reader)
+    assert data_version(reader) == before
+    home.agent()
+    assert data_version(reader) != before
+
+
+# --- hardware
+
+
 def test_gpus_join_newest_sample_lease_processes_and_what_the_driver_said(
     home: Home, reader: sqlite3.Connection
 ) -> None:
     overnight(home)
     gpus = read_gpus(reader, NOW + 0.5)
     assert [gpu.index for gpu in gpus] == list(range(8))
-    busy, slow_one, stranger, lost = gpus[0], gpus[3], gpus[5], gpus[7]
+    busy = gpus[0]
+    slow_one = gpus[3]
+    stranger = gpus[5]
+    lost = gpus[7]
     assert (busy.state, busy.utilization_percent, busy.age_seconds) == ("ok", 97.0, 0.5)
     assert (busy.run_id, busy.run_name, busy.rank) == ("gpt2-124m-1", "gpt2-124m", 0)
     assert gpus[2].rank == 2
@@ -96,9 +109,19 @@ def test_a_history_has_no_gaps_between_samples_of_minutes(home: Home, reader: sq
     for minute in (9, 8, 7, 3, 2, 1):
         home.sample(0, at=NOW - 60 * minute, utilization=minute)
     history = gpu_history(reader, NOW - 600, NOW, 30)[uuid(0)]
-    known = [value for value in (9, 8) for _ in range(3)]
+    earlier = [value for value in (9, 8) for _ in range(3)]
     later = [value for value in (3, 2, 1) for _ in range(3)]
-    assert history.utilization_percent == (None,) * 3 + (*known, 7) + (None,) * 11 + (*later,)
+    assert history.utilization_percent == (None,) * 3 + (*earlier, 7) + (None,) * 11 + (*later,)
+
+
+def test_damaged_json_counts_as_unknown(home: Home, reader: sqlite3.Connection) -> None:
+    home.gpus(1)
+    home.connection.execute("UPDATE gpus SET facts = '{', slow = '[]', processes = 'x'")
+    gpu = read_gpus(reader, NOW)[0]
+    assert (dict(gpu.facts), dict(gpu.slow), gpu.processes) == ({}, {}, ())
+
+
+# --- runs and studies
 
 
 def test_runs_come_newest_first_and_active_ones_alone(home: Home, reader: sqlite3.Connection) -> None:
@@ -121,8 +144,8 @@ def test_a_run_is_read_by_id_or_newest_name_and_changed_only_when_unambiguous(
 ) -> None:
     for run_id, name in (("vit-1", "vit"), ("vit-10", "vit"), ("best-1", "best-1"), ("lm-1", "best"), ("x-1", "vit-1")):
         home.run(run_id, "succeeded", name=name, ended_ago=5.0)
-    for wanted, run_id in (("vit-1", "vit-1"), ("best", "lm-1"), ("best-1", "best-1"), ("lm-1", "lm-1")):
-        assert find_run(reader, wanted).run_id == find_run(reader, wanted, only=True).run_id == run_id
+    for id_or_name, run_id in (("vit-1", "vit-1"), ("best", "lm-1"), ("best-1", "best-1"), ("lm-1", "lm-1")):
+        assert find_run(reader, id_or_name).run_id == find_run(reader, id_or_name, only=True).run_id == run_id
     assert find_run(reader, "vit").run_id == "vit-10"
     with pytest.raises(RunLookupError) as ambiguous:
         find_run(reader, "vit", only=True)
@@ -177,6 +200,9 @@ def test_a_run_that_is_over_has_a_checkpoint_where_the_ledger_has_a_candidate(
     assert bool(candidates(rows, spans)) is has_checkpoint
 
 
+# --- incidents and events
+
+
 def test_an_incident_is_one_line_of_its_cause_and_one_of_the_action_in_the_order_of_time(
     home: Home, reader: sqlite3.Connection
 ) -> None:
@@ -227,6 +253,9 @@ def test_what_happened_comes_oldest_first_and_after_a_cursor(home: Home, reader:
     assert read_transitions(reader, "vit-b16-1")[0].to_state == "recovering"
 
 
+# --- JSON shapes
+
+
 def test_json_shapes_are_what_the_commands_promise(home: Home, reader: sqlite3.Connection) -> None:
     overnight(home)
     gpu = json_shapes.gpu_shape(read_gpus(reader, NOW)[1])
@@ -250,49 +279,29 @@ def test_json_shapes_are_what_the_commands_promise(home: Home, reader: sqlite3.C
         "rank": 1, "kind": "C", "sm_percent": None, "start_ticks": 5,
     }  # fmt: skip
     run_id = "vit-b16-1"
-    shown = json_shapes.show_shape(
+    record = json_shapes.show_shape(
         find_run(reader, run_id),
         read_attempts(reader, run_id),
         read_incidents(reader, run_id),
         read_decisions(reader, run_id),
     )
-    assert list(shown) == [
+    assert list(record) == [
         "id", "name", "profile", "state", "attempt", "gpus", "params", "created_at", "started_at", "ended_at", "reason",
         "target", "placement", "study", "trial", "tags", "note", "size_bytes", "attempts", "cost_of_failures",
         "gpu_hours", "energy_joules", "energy_is_partial",
     ]  # fmt: skip
-    first, second, third = shown["attempts"]
-    assert shown["cost_of_failures"] is None and first["incident"]["lost_steps"] is None
+    first, second, third = record["attempts"]
+    assert record["cost_of_failures"] is None and first["incident"]["lost_steps"] is None
     assert first["exit"] == {"code": 1, "signal": None}
     assert first["incident"]["kind"] == "cuda_oom" and first["incident"]["rank"] == 1
     assert first["decision"]["actions"] == ["batch_size 512 → 384", "grad_accum 1 → 2"]
     assert second["exit"] == {"code": None, "signal": 9}
     assert third["exit"] is None and third["incident"] is None and third["decision"] is None
-    assert shown["started_at"].endswith("Z") and shown["ended_at"] is None
-    assert json.loads(json.dumps(shown)) == shown
+    assert record["started_at"].endswith("Z") and record["ended_at"] is None
+    assert json.loads(json.dumps(record)) == record
     agent = json_shapes.agent_shape(read_agent(reader), running=True, home="/h")
     assert agent == {
         "running": True, "pid": 4242, "version": "0.1.0", "started_at": iso(NOW - 7200),
         "recording": False, "home": "/h",
     }  # fmt: skip
     assert json_shapes.agent_shape(read_agent(reader), running=False, home="/h")["pid"] is None
-
-
-def test_iso_times_are_utc_with_milliseconds() -> None:
-    assert iso(NOW) == "2026-11-21T03:12:44.000Z"
-    assert iso(None) is None
-    assert [iso(at) for at in (float("inf"), float("-inf"), float("nan"), 1e30)] == [None] * 4
-
-
-def test_damaged_json_counts_as_unknown(home: Home, reader: sqlite3.Connection) -> None:
-    home.gpus(1)
-    home.connection.execute("UPDATE gpus SET facts = '{', slow = '[]', processes = 'x'")
-    gpu = read_gpus(reader, NOW)[0]
-    assert (dict(gpu.facts), dict(gpu.slow), gpu.processes) == ({}, {}, ())
-
-
-def test_data_version_moves_with_anothers_commit(home: Home, reader: sqlite3.Connection) -> None:
-    before = data_version(reader)
-    assert data_version(reader) == before
-    home.agent()
-    assert data_version(reader) != before

@@ -19,14 +19,14 @@ def read(text: str) -> Retention:
 
 def test_what_is_not_said_is_the_standard() -> None:
     assert read("") == read("{}") == Retention()
-    found = read("{raw: 36h, minutes: 8w, hours: 5y, events: 30d, size: 500MB}")
-    assert found == Retention(36 * 3600.0, 56 * DAY_SECONDS, 5 * 365 * DAY_SECONDS, 30 * DAY_SECONDS, 500_000_000)
+    retention = read("{raw: 36h, minutes: 8w, hours: 5y, events: 30d, size: 500MB}")
+    assert retention == Retention(36 * 3600.0, 56 * DAY_SECONDS, 5 * 365 * DAY_SECONDS, 30 * DAY_SECONDS, 500_000_000)
     unbounded = read("{raw: forever, minutes: off, size: unlimited}")
     assert unbounded == Retention(None, None, size_bytes=None)
 
 
 def test_mistakes() -> None:
-    for text, words in [
+    for text, message in [
         ("raw: 1h", "record.yaml:1: raw: expected 2h or more, found '1h'"),
         ("raw: 7", "expected a time such as 36h, 7d, 8w or 5y, or forever, found 7"),
         ("minutes: 1d", "at least as long as raw"),
@@ -37,7 +37,7 @@ def test_mistakes() -> None:
         ("raw: 3h\nraw: 4h", "record.yaml:2: raw: the key is given twice"),
         ("[]", "expected a mapping"),
     ]:
-        with pytest.raises(ProfileError, match=re.escape(words)):
+        with pytest.raises(ProfileError, match=re.escape(message)):
             read(text)
 
 

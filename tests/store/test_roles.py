@@ -20,6 +20,17 @@ from tests.tables import table
 from tests.texts import mentions
 
 
+def named(home: MetricsHome) -> tuple[str | None, str | None]:
+    """The stored names after all lines are read."""
+    home.pump()
+    roles = metric_roles(home.connection, RUN)
+    return roles.training, roles.validation
+
+
+def write(home: MetricsHome, steps: range, **values: float) -> None:
+    home.append("".join(line(step, **values).replace('"loss"', '"other"') for step in steps))
+
+
 @table(
     "names, training, validation",
     [
@@ -54,17 +65,6 @@ def test_losses_by_their_names(names: str, training: str | None, validation: str
     listed = names.split(", ")
     assert (training_loss(listed), validation_loss(listed)) == (training, validation)
     assert (training_loss(listed[::-1]), validation_loss(listed[::-1])) == (training, validation)
-
-
-def named(home: MetricsHome) -> tuple[str | None, str | None]:
-    """The stored names after all lines are read."""
-    home.pump()
-    roles = metric_roles(home.connection, RUN)
-    return roles.training, roles.validation
-
-
-def write(home: MetricsHome, steps: range, **values: float) -> None:
-    home.append("".join(line(step, **values).replace('"loss"', '"other"') for step in steps))
 
 
 def test_a_better_name_counts_among_the_first_lines_only(tmp_path: Path) -> None:

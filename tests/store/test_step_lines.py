@@ -40,6 +40,11 @@ def last_at(lines: StepLines, attempt: int, step: int) -> float | None:
     return None if last is None else last.at
 
 
+def bad_since(lines: StepLines, attempt: int) -> tuple[int, float] | None:
+    line = unsound_since(lines, attempt)
+    return None if line is None else (line.step, line.at)
+
+
 def test_the_first_step_and_the_last_one_kept(store: sqlite3.Connection) -> None:
     boundary(store, 1, 0)
     boundary(store, 2, 400)
@@ -105,11 +110,6 @@ def test_a_single_line_does_not_tell_how_far_an_attempt_has_come(store: sqlite3.
     boundary(store, 1, 0)
     line(store, 1, 0, 1, 101.0, time="1")
     assert latest_step(StepLines(store, "a-1"), 1, 120.0, 90.0) is None
-
-
-def bad_since(lines: StepLines, attempt: int) -> tuple[int, float] | None:
-    line = unsound_since(lines, attempt)
-    return None if line is None else (line.step, line.at)
 
 
 def test_the_loss_has_the_name_that_the_run_gives_it(store: sqlite3.Connection) -> None:

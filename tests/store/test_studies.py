@@ -66,9 +66,9 @@ def test_a_study_is_found_by_its_id_or_as_the_newest_of_its_name(history: sqlite
     assert find_study(history, "lr").study_id == find_study(history, None).study_id == "lr-2"
     assert find_study(history, "lr", 150.0).study_id == "lr-1"
     assert find_study(history, "lr-1", only=True).study_id == "lr-1"
-    for wanted in ("lr", "lr-", "rl"):
+    for name in ("lr", "lr-", "rl"):
         with pytest.raises(StudyLookupError):
-            find_study(history, wanted, only=True)
+            find_study(history, name, only=True)
 
 
 def test_a_study_is_shown_as_it_was(history: sqlite3.Connection) -> None:
@@ -78,9 +78,9 @@ def test_a_study_is_shown_as_it_was(history: sqlite3.Connection) -> None:
         (180.0, "running", None),
         (200.0, "finished", "its grid is done"),
     ]:
-        (found,) = read_studies(history, at)
-        assert (found.state, found.reason) == (state, reason)
-        assert found.ended_at == (200.0 if found.state.is_over else None)
+        (study,) = read_studies(history, at)
+        assert (study.state, study.reason) == (state, reason)
+        assert study.ended_at == (200.0 if study.state.is_over else None)
 
 
 def test_a_trial_is_shown_as_it_was(history: sqlite3.Connection) -> None:

@@ -16,8 +16,8 @@ def sampled(home: Home, first_ago: int, last_ago: int, every: int = 1) -> None:
 
 
 def test_an_empty_store_has_no_record(reader: sqlite3.Connection) -> None:
-    found = timeline.timeline(reader, NOW - 100, NOW)
-    assert (found.began_at, found.recorded, found.ticks) == (None, (), ())
+    record = timeline.timeline(reader, NOW - 100, NOW)
+    assert (record.began_at, record.recorded, record.ticks) == (None, (), ())
     assert timeline.gap_at(reader, NOW) == (None, None)
     assert timeline.resolve(reader, NOW - 50, -1, -1, NOW) == NOW - 50
 
@@ -39,9 +39,9 @@ def test_gaps_are_found_whatever_the_interval(home: Home, reader: sqlite3.Connec
 def test_recorded_stretches_to_about_a_piece(home: Home, reader: sqlite3.Connection) -> None:
     sampled(home, 1000, 500)
     sampled(home, 300, 0)
-    found = timeline.recorded(reader, NOW - 1200, NOW, pieces=60)
-    assert len(found) == 2
-    (first_start, first_end), (second_start, second_end) = found
+    spans = timeline.recorded(reader, NOW - 1200, NOW, pieces=60)
+    assert len(spans) == 2
+    (first_start, first_end), (second_start, second_end) = spans
     assert (first_start, second_start) == (NOW - 1000, NOW - 300)
     assert first_end == NOW - 500 and second_end >= NOW - 20
     # Pieces narrower than the distance of samples do not tear a stretch apart.
@@ -62,11 +62,11 @@ def test_what_happened_along_it(home: Home, reader: sqlite3.Connection) -> None:
             {"step": 6, "time": NOW - 28, "event": "start"},
         ],
     )
-    found = timeline.ticks(reader, NOW - 100, NOW)
-    assert [(NOW - tick.at, tick.kind, tick.severity) for tick in found] == [
+    ticks = timeline.ticks(reader, NOW - 100, NOW)
+    assert [(NOW - tick.at, tick.kind, tick.severity) for tick in ticks] == [
         (50, "incident", "error"), (40, "event", "warning"), (29, "checkpoint", "info"),
     ]  # fmt: skip
-    assert found[2].text == "checkpoint at step 5"
+    assert ticks[2].text == "checkpoint at step 5"
 
 
 def test_ticks_are_stepped_through_burst_by_burst(home: Home, reader: sqlite3.Connection) -> None:
@@ -118,8 +118,8 @@ def test_alerts_are_ticks_to_move_between(home: Home, reader: sqlite3.Connection
     sampled(home, 600, 0, every=5)
     home.alert("disk", "The disk is full", seconds_ago=400)
     home.alert("gpu_hot", "GPU 3 is hot", seconds_ago=200, cleared_ago=100)
-    found = timeline.ticks(reader, NOW - 600, NOW)
-    assert [(tick.kind, tick.severity, tick.at) for tick in found] == [
+    ticks = timeline.ticks(reader, NOW - 600, NOW)
+    assert [(tick.kind, tick.severity, tick.at) for tick in ticks] == [
         ("alert", "error", NOW - 400),
         ("alert", "warning", NOW - 200),
     ]

@@ -21,8 +21,8 @@ def test_scalars() -> None:
         "'1'": "1", '"off"': "off", "!!str 5": "5",
         "0x": "0x", "9" * 5000: "9" * 5000,
     }  # fmt: skip
-    found = {text: parse(f"k: {text}").data["k"] for text in scalars}
-    assert {text: (type(value), value) for text, value in found.items()} == {
+    values = {text: parse(f"k: {text}").data["k"] for text in scalars}
+    assert {text: (type(value), value) for text, value in values.items()} == {
         text: (type(value), value) for text, value in scalars.items()
     }
 
@@ -90,12 +90,13 @@ def test_what_is_no_profile() -> None:
         ("a:\n" + "- 1\n" * (MAX_VALUES + 1), MAX_VALUES, f"more than {MAX_VALUES} values"),
     ]
     wrong = []
-    for text, line, words in mistakes:
+    for text, line, message in mistakes:
         with pytest.raises(YamlError) as caught:
             parse(text)
-        said, mark = str(caught.value), caught.value.mark
-        if words not in said or "\n" in said or (mark and mark.line) != line:
-            wrong.append((text[:40], line, words, said, mark))
+        said = str(caught.value)
+        mark = caught.value.mark
+        if message not in said or "\n" in said or (mark and mark.line) != line:
+            wrong.append((text[:40], line, message, said, mark))
     assert wrong == []
 
 
