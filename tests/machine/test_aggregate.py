@@ -7,7 +7,7 @@ INDICES = {"a": 0, "b": 1, "c": 2}
 
 
 def test_totals_leave_unknown_values_out() -> None:
-    found = totals(
+    totals_of_three = totals(
         [
             GpuSample("a", utilization_percent=90.0, memory_used_bytes=10, memory_total_bytes=80, power_watts=300.0),
             GpuSample("b", utilization_percent=30.0, memory_total_bytes=80, temperature_celsius=71.0),
@@ -15,7 +15,7 @@ def test_totals_leave_unknown_values_out() -> None:
         ],
         INDICES,
     )
-    assert found == GpuTotals(
+    assert totals_of_three == GpuTotals(
         gpu_count=3,
         answering_count=2,
         lost_count=1,

@@ -30,7 +30,8 @@ def sleeping(*arguments: str) -> Iterator[int]:
 def test_a_reused_pid_is_somebody_else(monkeypatch: pytest.MonkeyPatch) -> None:
     reader = GpuProcessReader(is_first_namespace=True)
     with sleeping() as pid:
-        first, stat = reader.identify(pid), read_stat(pid)
+        first = reader.identify(pid)
+        stat = read_stat(pid)
         assert first is not None and stat is not None and reader.identify(pid) is first
         later = msgspec.structs.replace(stat, start_ticks=stat.start_ticks + 9)
         monkeypatch.setattr(gpu_processes, "read_stat", lambda _: later)
@@ -47,7 +48,7 @@ def test_a_process_of_another_namespace_without_the_driver_is_nobody() -> None:
 def test_a_command_line_is_taken_without_its_secrets() -> None:
     reader = GpuProcessReader(is_first_namespace=True)
     with sleeping("--api-key", "abc", "--hf-token=abc", "https://me:abc@host/", "--lr", "0.1") as pid:
-        found = reader.identify(pid)
+        process = reader.identify(pid)
     hidden = "[redacted]"
-    assert found is not None and found.command is not None
-    assert found.command.endswith(f"--api-key {hidden} --hf-token={hidden} https://me:{hidden}@host/ --lr 0.1")
+    assert process is not None and process.command is not None
+    assert process.command.endswith(f"--api-key {hidden} --hf-token={hidden} https://me:{hidden}@host/ --lr 0.1")

@@ -27,6 +27,6 @@ YES = "[Login]\nKillUserProcesses=yes\n"
     ],
 )
 def test_what_a_logout_does(cgroup: str, settings: list[str], lingers: bool, ends: bool) -> None:
-    found = would_end(cgroup, settings, lingers=lingers)
-    assert (found is not None) is ends
-    assert found is None or "enable-linger" in found.remedy
+    threat = would_end(cgroup, settings, lingers=lingers)
+    assert (threat is not None) is ends
+    assert threat is None or "enable-linger" in threat.remedy

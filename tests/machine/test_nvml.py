@@ -81,7 +81,8 @@ def test_an_integrated_gpu_has_the_memory_of_the_host(remote: Begin) -> None:
     source = remote("gpus 2", "unsupported nvmlDeviceGetMemoryInfo", "unsupported nvmlDeviceGetMemoryInfo_v2",
                     "unsupported nvmlDeviceGetBAR1MemoryInfo 0")  # fmt: skip
     total = psutil.virtual_memory().total
-    facts, samples = source.inventory().gpus, source.fast().gpus
+    facts = source.inventory().gpus
+    samples = source.fast().gpus
     assert [(fact.memory_is_unified, fact.memory_total_bytes) for fact in facts] == [(True, total), (False, None)]
     assert [sample.memory_total_bytes for sample in samples] == [total, None]
     assert samples[0].memory_used_bytes and samples[1].memory_used_bytes is None
@@ -115,7 +116,8 @@ def test_what_a_gpu_lacks_is_unknown_and_asked_once(
 def test_clocks_are_read_at_each_second_tick(remote: Begin, fake_nvml: FakeNvml) -> None:
     source = remote("gpus 2")
     source.inventory()
-    function, read = "nvmlDeviceGetCurrentClocksEventReasons", []
+    function = "nvmlDeviceGetCurrentClocksEventReasons"
+    read = []
     for _ in range(6):
         before = fake_nvml.calls(source.pid)[function]
         sample = source.fast().gpus[0]
@@ -127,8 +129,16 @@ def test_clocks_are_read_at_each_second_tick(remote: Begin, fake_nvml: FakeNvml)
 def test_a_gpu_that_answers_nothing_is_in_error(remote: Begin, fake_nvml: FakeNvml) -> None:
     source = remote("gpus 2")
     source.inventory()
-    asked = ("UtilizationRates", "MemoryInfo", "MemoryInfo_v2", "Temperature", "FieldValues", "PowerUsage", "ClockInfo")
-    names = [*asked, "CurrentClocksEventReasons", "CurrentClocksThrottleReasons"]
+    queries = (
+        "UtilizationRates",
+        "MemoryInfo",
+        "MemoryInfo_v2",
+        "Temperature",
+        "FieldValues",
+        "PowerUsage",
+        "ClockInfo",
+    )
+    names = [*queries, "CurrentClocksEventReasons", "CurrentClocksThrottleReasons"]
     fake_nvml.configure(["gpus 2", *(f"fails nvmlDeviceGet{name} 999 1" for name in names)])
     healthy, broken = source.fast().gpus
     assert healthy.state == "ok"
@@ -139,7 +149,7 @@ def test_a_gpu_that_answers_nothing_is_in_error(remote: Begin, fake_nvml: FakeNv
 
 def test_processes_have_user_command_and_share(remote: Begin, sleeper: int) -> None:
     source = remote("gpus 2", f"process 0 {sleeper} 4096 C 37", "process 0 4190001 100 G 0")
-    uuid, other = (gpu.uuid for gpu in source.inventory().gpus)
+    uuid, idle_uuid = (gpu.uuid for gpu in source.inventory().gpus)
     listed = source.processes()
     ours, unseen = listed.processes[uuid] or ()
     assert (ours.pid, ours.kind, ours.memory_bytes, ours.sm_percent) == (sleeper, "C", 4 * GIB, 37)
@@ -147,7 +157,7 @@ def test_processes_have_user_command_and_share(remote: Begin, sleeper: int) -> N
     assert ours.start_ticks is not None
     assert (unseen.pid, unseen.kind, unseen.sm_percent) == (4190001, "G", 0)
     assert unseen.user is unseen.start_ticks is None
-    assert listed.processes[other] == ()
+    assert listed.processes[idle_uuid] == ()
 
 
 def test_a_lost_gpu_keeps_its_card_and_is_left_alone(remote: Begin, fake_nvml: FakeNvml) -> None:

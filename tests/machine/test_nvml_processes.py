@@ -24,6 +24,6 @@ def test_a_process_in_two_lists_is_one_with_the_larger_memory() -> None:
         return GpuProcess(pid, memory_bytes, kind)
 
     rows = [one(1, 100, "C"), one(2, None, "C"), one(1, 300, "G"), one(2, None, "G"), one(3, 50, "G")]
-    found = sorted(merged(rows), key=lambda row: row.pid)
-    assert found == [one(1, 300, "C"), one(2, None, "C"), one(3, 50, "G")]
+    processes = sorted(merged(rows), key=lambda row: row.pid)
+    assert processes == [one(1, 300, "C"), one(2, None, "C"), one(3, 50, "G")]
     assert merged([one(1, 300, "G"), one(1, None, "C")]) == [one(1, 300, "C")]

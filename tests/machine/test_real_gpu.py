@@ -51,9 +51,9 @@ def test_the_same_values(source: Remote) -> None:
             (sample.power_watts, power, 1, 60),
             (sample.power_limit_watts, limit, 1, 1),
         ]
-        for mine, told, unit, tolerance in pairs:
-            if told.startswith("["):  # "[N/A]", "[Not Supported]"
+        for mine, text, unit, tolerance in pairs:
+            if text.startswith("["):  # "[N/A]", "[Not Supported]"
                 assert mine is None
             else:
                 assert mine is not None
-                assert mine / unit == pytest.approx(float(told), abs=tolerance)
+                assert mine / unit == pytest.approx(float(text), abs=tolerance)

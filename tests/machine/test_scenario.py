@@ -44,5 +44,5 @@ def test_a_scenario_is_read(tmp_path: Path) -> None:
 def test_mistakes_are_named_with_their_place(text: str, line: int, key: str, meant: str | None) -> None:
     with pytest.raises(ProfileError) as raised:
         read_scenario(text, Path("scenario.yaml"))
-    (found,) = raised.value.problems
-    assert (found.line, found.key, found.nearest) == (line, key, meant)
+    (problem,) = raised.value.problems
+    assert (problem.line, problem.key, problem.nearest) == (line, key, meant)

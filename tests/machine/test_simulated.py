@@ -40,20 +40,20 @@ def ours(source: SimulatedSource, index: int = 0, run_id: str = "r1", memory: in
     return Occupant(uuid_of(source, index), os.getpid(), run_id, memory_bytes=memory)
 
 
-def run(source: SimulatedSource, until: float, since: float = 0.0) -> list[FastTick]:
+def run(source: SimulatedSource, end: float, since: float = 0.0) -> list[FastTick]:
     """A tick each second from ``since`` to ``until`` seconds after the epoch, both included."""
-    return [source.fast(EPOCH + second) for second in range(int(since), int(until) + 1)]
+    return [source.fast(EPOCH + second) for second in range(int(since), int(end) + 1)]
 
 
-def last(source: SimulatedSource, until: float, index: int = 0) -> GpuSample:
-    return run(source, until)[-1].gpus[index]
+def last(source: SimulatedSource, end: float, index: int = 0) -> GpuSample:
+    return run(source, end)[-1].gpus[index]
 
 
 def test_load_follows_the_occupants() -> None:
     source = SimulatedSource(gpu_count=2, epoch=EPOCH)
     idle = source.fast(EPOCH - 1).gpus[0]
     source.occupy([ours(source)])
-    busy, other = run(source, 60)[-1].gpus
+    busy, idle_gpu = run(source, 60)[-1].gpus
     assert busy.utilization_percent is not None
     assert busy.utilization_percent > 85
     assert busy.memory_used_bytes == 20 * GIB
@@ -62,7 +62,7 @@ def test_load_follows_the_occupants() -> None:
     assert busy.temperature_celsius is not None
     assert idle.temperature_celsius is not None
     assert busy.temperature_celsius > idle.temperature_celsius + 20
-    assert (other.utilization_percent, other.memory_used_bytes) == (0.0, 0)
+    assert (idle_gpu.utilization_percent, idle_gpu.memory_used_bytes) == (0.0, 0)
     (process,) = source.processes(EPOCH + 60).processes[busy.uuid] or ()
     assert process.pid == os.getpid()
     assert process.memory_bytes == 20 * GIB
@@ -155,12 +155,14 @@ def test_trainings_have_waves_pauses_and_steps_of_memory(tmp_path: Path) -> None
 
 def test_a_source_that_begins_later_goes_on_where_the_other_ended(tmp_path: Path) -> None:
     text = "{gpus: 1, load: training}"
-    former, later = source_with(tmp_path, text), source_with(tmp_path, text)
+    former = source_with(tmp_path, text)
+    later = source_with(tmp_path, text)
     occupant = replace(ours(former), since=EPOCH)
     former.occupy([occupant])
     run(former, 600)
     later.occupy([occupant])
-    [expected], [sample] = former.fast(EPOCH + 601).gpus, later.fast(EPOCH + 601).gpus
+    [expected] = former.fast(EPOCH + 601).gpus
+    [sample] = later.fast(EPOCH + 601).gpus
     assert (sample.utilization_percent, sample.memory_used_bytes) == (
         expected.utilization_percent, expected.memory_used_bytes,
     )  # fmt: skip

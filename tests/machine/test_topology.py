@@ -14,9 +14,13 @@ def pairs(count: int, nvlinks: tuple[tuple[int, int], ...] = (), of_cpu: int = 4
     """As many GPUs, ``of_cpu`` on each CPU, some of them with NVLink between."""
     return [
         GpuPair(
-            one, other, True, (one, other) in nvlinks, "one CPU" if one // of_cpu == other // of_cpu else "two CPUs"
+            first,
+            second,
+            True,
+            (first, second) in nvlinks,
+            "one CPU" if first // of_cpu == second // of_cpu else "two CPUs",
         )
-        for one, other in combinations(range(count), 2)
+        for first, second in combinations(range(count), 2)
     ]
 
 
@@ -48,7 +52,7 @@ def test_nothing_known_changes_nothing() -> None:
 
 
 def test_around_those_that_are_fixed() -> None:
-    known = pairs(8, nvlinks=((1, 2), (3, 6)))
-    assert closest_gpus(EIGHT, 2, known, fixed=[6]) == (6, 3)
-    assert sorted(closest_gpus(EIGHT, 3, known, fixed=[5])) == [4, 5, 6]
-    assert sorted(closest_gpus(EIGHT, 3, known, fixed=[3, 4])) == [3, 4, 6]
+    gpu_pairs = pairs(8, nvlinks=((1, 2), (3, 6)))
+    assert closest_gpus(EIGHT, 2, gpu_pairs, fixed=[6]) == (6, 3)
+    assert sorted(closest_gpus(EIGHT, 3, gpu_pairs, fixed=[5])) == [4, 5, 6]
+    assert sorted(closest_gpus(EIGHT, 3, gpu_pairs, fixed=[3, 4])) == [3, 4, 6]

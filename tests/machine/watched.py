@@ -39,17 +39,18 @@ class Watched:
 
     def next(self, kind: type[M], suits: Callable[[M], bool] = lambda message: True) -> M:
         """The first message of a kind, from now on, that suits."""
-        seen = len(self.messages)
-        found: list[M] = []
+        position = len(self.messages)
+        matches: list[M] = []
 
         def happened() -> bool:
-            nonlocal seen
-            new, seen = self.messages[seen:], len(self.messages)
-            found.extend(message for message in new if isinstance(message, kind) and suits(message))
-            return bool(found)
+            nonlocal position
+            new = self.messages[position:]
+            position = len(self.messages)
+            matches.extend(message for message in new if isinstance(message, kind) and suits(message))
+            return bool(matches)
 
         self.until(happened)
-        return found[0]
+        return matches[0]
 
     def next_sample(self, index: int = 0, suits: Callable[[GpuSample], bool] = lambda sample: True) -> GpuSample:
         """The next sample of the GPU at a place in the list that suits."""
