@@ -60,6 +60,11 @@ class MetricsHome(Home):
         self.ingest.begin_attempt(RUN, attempt, self.rank_output)
         self.connection.execute("COMMIT")
 
+    def print_to(self, attempt: int) -> None:
+        """Let what is appended go to the output of an attempt."""
+        self.file = self.folder / f"attempts/{attempt}/output.log"
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+
     def append(self, content: bytes | str) -> None:
         with self.file.open("ab") as file:
             file.write(content.encode() if isinstance(content, str) else content)
@@ -74,13 +79,13 @@ class MetricsHome(Home):
         return report
 
     def notes(self) -> list[str]:
-        """Read all there is; what is to be reported of it."""
-        found = []
+        """Read all there is; returns the messages of the reports."""
+        messages = []
         while True:
             report = self.ingest.pump()
-            found += [note.message for _, note in report.notes]
+            messages += [note.message for _, note in report.notes]
             if not report.more:
-                return found
+                return messages
 
     def stored(self) -> list[tuple[int, int]]:
         """(attempt, step) of every line in the order they were written."""

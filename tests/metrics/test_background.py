@@ -104,22 +104,44 @@ def write(path: Path, *steps: int, at: float | None = None) -> None:
         os.utime(path, (at, at))
 
 
+class DeadFolder:
+    """File operations below a folder that wait until it answers again."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.answers = threading.Event()
+        self.answers.set()
+        self.touched_by: set[str] = set()
+        for name in ("open", "stat", "scandir", "lstat"):
+            monkeypatch.setattr(os, name, self._slow(getattr(os, name), f"{folder}/"))
+
+    def _slow(self, real: Callable[..., Any], below: str) -> Callable[..., Any]:
+        def call(path: Any = ".", *rest: Any, **options: Any) -> Any:
+            if isinstance(path, str | Path) and f"{path}/".startswith(below):
+                self.touched_by.add(threading.current_thread().name)
+                self.answers.wait(90)
+            return real(path, *rest, **options)
+
+        return call
+
+
 # --- whose file it is -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("mine", "other", "log"),
+    ("first", "second", "log"),
     [
         ("log.jsonl", "log.jsonl", "log.jsonl"),
         ("logs/version_*/metrics.jsonl", "logs/**/metrics.jsonl", "logs/version_1/metrics.jsonl"),
     ],
 )
-def test_a_file_that_two_living_runs_name_is_read_for_neither(home: ReadHome, mine: str, other: str, log: str) -> None:
-    home.begin("a", mine)
+def test_a_file_that_two_living_runs_name_is_read_for_neither(
+    home: ReadHome, first: str, second: str, log: str
+) -> None:
+    home.begin("a", first)
     write(home.work / log, 1, 2)
     home.pump()
     assert home.steps("a") == [1, 2]
-    home.begin("b", other)
+    home.begin("b", second)
     write(home.work / log, 3, 4)
     home.pump()
     assert sorted(home.notes) == [("a", "metrics_doubtful"), ("b", "metrics_doubtful")]
@@ -144,11 +166,11 @@ def test_runs_that_do_not_overlap_in_time_share_a_file(home: ReadHome) -> None:
 
 def test_a_rewritten_file_is_compared_in_another_thread(home: ReadHome, monkeypatch: pytest.MonkeyPatch) -> None:
     threads = set()
-    found = EarlierVersions._load
+    load = EarlierLines._load
     monkeypatch.setattr(
         EarlierVersions,
         "_load",
-        lambda *arguments: (threads.add(threading.current_thread()), found(*arguments))[1],
+        lambda *arguments: (threads.add(threading.current_thread()), load(*arguments))[1],
     )
     home.begin("a", str(home.workspace.runs / "a/m.jsonl"))
     file = home.workspace.runs / "a/m.jsonl"
@@ -199,26 +221,6 @@ def test_the_end_of_a_run_comes_also_where_its_files_are_never_read_at_once(
 
 
 # --- what does not answer ---------------------------------------------------------------------------------------------
-
-
-class DeadFolder:
-    """File operations below a folder that wait until it answers again."""
-
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.answers = threading.Event()
-        self.answers.set()
-        self.touched_by: set[str] = set()
-        for name in ("open", "stat", "scandir", "lstat"):
-            monkeypatch.setattr(os, name, self._slow(getattr(os, name), f"{folder}/"))
-
-    def _slow(self, real: Callable[..., Any], below: str) -> Callable[..., Any]:
-        def call(path: Any = ".", *rest: Any, **options: Any) -> Any:
-            if isinstance(path, str | Path) and f"{path}/".startswith(below):
-                self.touched_by.add(threading.current_thread().name)
-                self.answers.wait(90)
-            return real(path, *rest, **options)
-
-        return call
 
 
 def test_a_file_system_that_does_not_answer_stops_no_other_run(home: ReadHome, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,16 @@ from tests.texts import mentions
 DEEP = ["[" * depth + "]" * depth for depth in (300, 5000, 100_000)]
 MANY = ["[" + "[]," * 9000 + "1]", "{" + ",".join(f'"k{i}": NaN' for i in range(9000)) + "}"]
 
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(), lambda inner: st.lists(inner, max_size=3)
+)
+names = st.sampled_from(["step", "time", "rank", "loss", "event", "x"]) | st.text()
+lines = (
+    st.binary(max_size=80)
+    | st.dictionaries(names, json_values).map(lambda value: json.dumps(value).encode())
+    | st.dictionaries(st.just("step"), st.integers(0, 9)).map(lambda value: json.dumps(value).encode()[:-1] + b"\xff}")
+)
+
 
 def parsed(line: bytes) -> ParsedLine:
     answer = parse_line(line)
@@ -101,22 +111,11 @@ def test_values_that_json_or_sqlite_lack(line: str, data: dict[str, object]) -> 
 def test_other_lines() -> None:
     assert all(parse_line(line) is None for line in (b"", b"   ", b"\r", b"\t \r"))
     answer = parsed(b'{"step": 1, "gen\\u00e4hert\\/x": 4}')
-    found = sqlite3.connect(":memory:").execute("SELECT ? ->> ?", (answer.data, '$."genähert/x"')).fetchone()
-    assert found == (4,)
+    row = sqlite3.connect(":memory:").execute("SELECT ? ->> ?", (answer.data, '$."genähert/x"')).fetchone()
+    assert row == (4,)
     assert parse_values({"step": 3, "loss": float("nan")})[3] == '{"step":3,"loss":"NaN"}'
     text = excerpt(b"\x00\xff\x1b[31m" + "\u202e".encode() + b"\r\n" + b"x" * 1000)
     assert text.isprintable() and len(text) == 200 and text.startswith("\\x00\\xff\\x1b[31m\\u202e\\r\\n")
-
-
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(), lambda inner: st.lists(inner, max_size=3)
-)
-names = st.sampled_from(["step", "time", "rank", "loss", "event", "x"]) | st.text()
-lines = (
-    st.binary(max_size=80)
-    | st.dictionaries(names, json_values).map(lambda value: json.dumps(value).encode())
-    | st.dictionaries(st.just("step"), st.integers(0, 9)).map(lambda value: json.dumps(value).encode()[:-1] + b"\xff}")
-)
 
 
 @given(lines)

@@ -38,68 +38,6 @@ PIECES = {
 
 Rows = list[list[tuple[object, ...]]]
 
-
-def stored(connection: sqlite3.Connection) -> Rows:
-    queries = [
-        "SELECT generation, byte_offset, attempt, rank, step, at, data FROM metrics ORDER BY 1, 2",
-        "SELECT generation, byte_offset, attempt, reason, excerpt FROM rejected_lines ORDER BY 1, 2",
-        "SELECT attempt, rank, data FROM metric_newest ORDER BY 1, 2",
-        "SELECT generation, byte_offset, skipping, fingerprint, line_count, rejected_count FROM metric_sources "
-        "WHERE format != 'stdout'",
-    ]
-    return [connection.execute(query).fetchall() for query in queries]
-
-
-def outcome(kind: str, attempts: list[bytes], cuts: list[int], restarts: bool) -> Rows:
-    """The rows after the attempts' bytes were appended in chunks of the given lengths, with a look after each."""
-    with tempfile.TemporaryDirectory() as folder:
-        patterns = PATTERNS if kind == "stdout" else []
-        home = MetricsHome(Path(folder), kind=kind, in_memory=True, metrics={"patterns": patterns})
-        if kind == "csv":
-            home.append("step,loss,note\n")
-        for number, content in enumerate(attempts, 1):
-            home.begin(number)
-            if kind == "stdout":
-                home.file = home.folder / f"attempts/{number}/output.log"
-                home.file.parent.mkdir(parents=True)
-            lengths = iter(cuts)
-            while content:
-                size = next(lengths, len(content))
-                home.append(content[:size])
-                content = content[size:]
-                home.ingest.pump()
-                if restarts:
-                    home.restart()
-            home.ingest.finish(RUN)
-        rows = stored(home.connection)
-        home.close()
-        return rows
-
-
-attempts_of = st.sampled_from(list(PIECES)).flatmap(
-    lambda kind: st.tuples(
-        st.just(kind), st.lists(st.lists(st.sampled_from(PIECES[kind]), max_size=12), min_size=1, max_size=3)
-    )
-)
-
-
-@given(attempts_of, st.lists(st.integers(1, 400), max_size=30), st.sampled_from([1, 50, 200]), st.booleans())
-def test_in_whatever_chunks_the_bytes_arrive(
-    attempts: tuple[str, list[list[bytes]]], cuts: list[int], most: int, restarts: bool
-) -> None:
-    kind, pieces = attempts
-    whole = [b"".join(piece) for piece in pieces]
-    with pytest.MonkeyPatch.context() as patch:
-        # Over-long lines and full batches are tried as well.
-        for name, value in (("MAX_LINE_BYTES", 298), ("BATCH_LINES", 3), ("BATCH_BYTES", most)):
-            patch.setattr(reader, name, value)
-        found = outcome(kind, whole, cuts, restarts)
-        patch.setattr(reader, "BATCH_BYTES", 200)
-        assert found == outcome(kind, whole, [], False)
-
-
-# --- a process that is killed at any moment, again and again, while another one writes --------------------------------
-
 INGEST = """
 import sys, time
 from pathlib import Path
@@ -128,7 +66,7 @@ while step < count or pending:
         if how != "rewrite" and dice.random() < 0.2:
             pending += b"broken\n" + b"x" * dice.choice([10, 3_000_000]) + b"\n"
     size = dice.randint(1, 30_000)
-    # A file that is put aside before anything of it was read is nobody's: which attempt wrote it cannot be known.
+    # A file that is renamed before any of it was read belongs to no attempt: nobody knows which one wrote it.
     changes = how != "append" and time.time() - changed > 0.03 and os.path.exists(begun)
     if changes:
         changed = time.time()
@@ -151,6 +89,49 @@ while step < count or pending:
 """
 
 
+def stored(connection: sqlite3.Connection) -> Rows:
+    queries = [
+        "SELECT generation, byte_offset, attempt, rank, step, at, data FROM metrics ORDER BY 1, 2",
+        "SELECT generation, byte_offset, attempt, reason, excerpt FROM rejected_lines ORDER BY 1, 2",
+        "SELECT attempt, rank, data FROM metric_newest ORDER BY 1, 2",
+        "SELECT generation, byte_offset, skipping, fingerprint, line_count, rejected_count FROM metric_sources "
+        "WHERE format != 'stdout'",
+    ]
+    return [connection.execute(query).fetchall() for query in queries]
+
+
+def outcome(kind: str, attempts: list[bytes], cuts: list[int], restarts: bool) -> Rows:
+    """The rows after the attempts' bytes were appended in chunks of the given lengths, with a look after each."""
+    with tempfile.TemporaryDirectory() as folder:
+        patterns = PATTERNS if kind == "stdout" else []
+        home = MetricsHome(Path(folder), kind=kind, in_memory=True, metrics={"patterns": patterns})
+        if kind == "csv":
+            home.append("step,loss,note\n")
+        for number, content in enumerate(attempts, 1):
+            home.begin(number)
+            if kind == "stdout":
+                home.print_to(number)
+            lengths = iter(cuts)
+            while content:
+                size = next(lengths, len(content))
+                home.append(content[:size])
+                content = content[size:]
+                home.ingest.pump()
+                if restarts:
+                    home.restart()
+            home.ingest.finish(RUN)
+        rows = stored(home.connection)
+        home.close()
+        return rows
+
+
+attempts_of = st.sampled_from(list(PIECES)).flatmap(
+    lambda kind: st.tuples(
+        st.just(kind), st.lists(st.lists(st.sampled_from(PIECES[kind]), max_size=12), min_size=1, max_size=3)
+    )
+)
+
+
 def start(program: str, *arguments: object) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-c", program, *map(str, arguments)],
@@ -158,6 +139,24 @@ def start(program: str, *arguments: object) -> subprocess.Popen[str]:
         text=True,
         cwd=Path(__file__).parents[2],
     )
+
+
+@given(attempts_of, st.lists(st.integers(1, 400), max_size=30), st.sampled_from([1, 50, 200]), st.booleans())
+def test_in_whatever_chunks_the_bytes_arrive(
+    attempts: tuple[str, list[list[bytes]]], cuts: list[int], most: int, restarts: bool
+) -> None:
+    kind, pieces = attempts
+    whole = [b"".join(piece) for piece in pieces]
+    with pytest.MonkeyPatch.context() as patch:
+        # Over-long lines and full batches are tried as well.
+        for name, value in (("MAX_LINE_BYTES", 298), ("BATCH_LINES", 3), ("BATCH_BYTES", most)):
+            patch.setattr(reader, name, value)
+        rows = outcome(kind, whole, cuts, restarts)
+        patch.setattr(reader, "BATCH_BYTES", 200)
+        assert rows == outcome(kind, whole, [], False)
+
+
+# --- a process that is killed at any moment, again and again, while another one writes --------------------------------
 
 
 @pytest.mark.parametrize(("seed", "how"), [(1, "append"), (2, "rewrite"), (3, "rotate")])
@@ -170,7 +169,7 @@ def test_no_line_is_lost_or_doubled_by_kills(tmp_path: Path, seed: int, how: str
     database = home.workspace.database
     begun = tmp_path / "begun"
     writer = start(WRITE, home.file, seed, lines, how, begun)
-    looking = sqlite3.connect(database)
+    reader_connection = sqlite3.connect(database)
     kills = 0
     try:
         while writer.poll() is None or kills < 6:
@@ -179,14 +178,14 @@ def test_no_line_is_lost_or_doubled_by_kills(tmp_path: Path, seed: int, how: str
                 assert ingest.stdout is not None
                 assert ingest.stdout.readline() == "up\n"
                 time.sleep(dice.random() * 0.15)
-                if looking.execute("SELECT EXISTS (SELECT 1 FROM metrics)").fetchone() == (1,):
+                if reader_connection.execute("SELECT EXISTS (SELECT 1 FROM metrics)").fetchone() == (1,):
                     begun.touch()
             finally:
                 ingest.send_signal(signal.SIGKILL)
                 ingest.communicate()
             kills += 1
     finally:
-        looking.close()
+        reader_connection.close()
         writer.kill()
         writer.communicate()
     assert writer.returncode == 0
@@ -197,8 +196,10 @@ def test_no_line_is_lost_or_doubled_by_kills(tmp_path: Path, seed: int, how: str
     steps = [step for (step,) in rows]
     assert steps == list(range(lines)) if how != "rewrite" else sorted(steps) == list(range(lines))
     counted = connection.execute("SELECT line_count, rejected_count FROM metric_sources").fetchone()
-    kept = connection.execute("SELECT (SELECT count(*) FROM metrics), (SELECT count(*) FROM rejected_lines)").fetchone()
-    assert counted == kept
+    counts = connection.execute(
+        "SELECT (SELECT count(*) FROM metrics), (SELECT count(*) FROM rejected_lines)"
+    ).fetchone()
+    assert counted == counts
     newest = json.loads(connection.execute("SELECT data FROM metric_newest").fetchone()[0])
     assert newest["step"] == lines - 1
     assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)

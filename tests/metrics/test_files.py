@@ -45,6 +45,17 @@ def script(home: MetricsHome) -> Script:
     return Script(home)
 
 
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    for name in (
+        "metrics.csv", "logs/version_0/metrics.csv", "logs/version_10/metrics.csv", "logs/.hidden/metrics.csv",
+        "deep/er/still/metrics.csv", "a[1]/metrics.csv", "other.txt",
+    ):  # fmt: skip
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    return tmp_path
+
+
 @table(
     ("pieces", "steps", "reasons"),
     [
@@ -66,9 +77,9 @@ def test_lines_as_they_arrive(tmp_path: Path, pieces: list[str | bytes], steps: 
         script.look()
     home.ingest.finish(RUN)
     assert script.steps() == steps
-    found = [reason for _, reason in home.rejected()]
-    assert (len(found) if isinstance(reasons, int) else found) == reasons
-    assert home.counts() == (len(steps), len(found))
+    rejected = [reason for _, reason in home.rejected()]
+    assert (len(rejected) if isinstance(reasons, int) else rejected) == reasons
+    assert home.counts() == (len(steps), len(rejected))
     excerpts = home.connection.execute("SELECT excerpt FROM rejected_lines").fetchall()
     assert all(text.isprintable() and len(text) <= 200 for (text,) in excerpts)
     report = home.ingest.finish(RUN)
@@ -213,7 +224,7 @@ def test_a_rebuilt_run_finds_its_attempts_in_its_file(home: MetricsHome) -> None
     assert [attempt for attempt, _ in home.rejected()] == [1, 2, 3]
 
 
-# Each pair of choices once: what is left of a line, is the newline first, is there a new agent, was it read as it came.
+# Every pair of values of two columns stands in one row at least.
 @table(
     ("half", "newline_first", "restarted", "pumped"),
     [
@@ -303,6 +314,9 @@ def test_an_attempt_that_was_rolled_back_never_began(home: MetricsHome) -> None:
     assert home.stored() == [(1, 1), (1, 2)]
 
 
+# --- runs -------------------------------------------------------------------------------------------------------------
+
+
 def test_many_runs_at_once(tmp_path: Path) -> None:
     home = MetricsHome(tmp_path)
     home.begin()
@@ -345,15 +359,7 @@ def test_sources_that_cannot_be(connection: sqlite3.Connection) -> None:
             MetricsIngest(connection).open_source(RUN, "/x", kind, Reading(patterns))
 
 
-@pytest.fixture
-def tree(tmp_path: Path) -> Path:
-    for name in (
-        "metrics.csv", "logs/version_0/metrics.csv", "logs/version_10/metrics.csv", "logs/.hidden/metrics.csv",
-        "deep/er/still/metrics.csv", "a[1]/metrics.csv", "other.txt",
-    ):  # fmt: skip
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).touch()
-    return tmp_path
+# --- patterns ---------------------------------------------------------------------------------------------------------
 
 
 def test_it_finds_what_glob_finds(tree: Path) -> None:
@@ -376,7 +382,7 @@ def test_two_stars_follow_no_links_and_names_do(tree: Path) -> None:
 
 
 def test_patterns_that_may_match_the_same_file() -> None:
-    for one, other, expected in [
+    for first, second, expected in [
         ("/w/log.csv", "/w/log.csv", True),
         ("/w/log.csv", "/v/log.csv", False),
         ("/w/logs/version_*/metrics.csv", "/w/logs/version_3/metrics.csv", True),
@@ -389,4 +395,4 @@ def test_patterns_that_may_match_the_same_file() -> None:
         ("/w/[[]a]/*.csv", "/w/[[]a]/m.csv", False),
         ("/w/[[]a]/*.csv", "/w/[a]/m.csv", True),
     ]:
-        assert may_overlap(one, other) is may_overlap(other, one) is expected
+        assert may_overlap(first, second) is may_overlap(second, first) is expected

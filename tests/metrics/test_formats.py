@@ -38,6 +38,10 @@ def csv(header: str | bytes, step: str | None = None) -> CsvLines:
     return lines
 
 
+def spec(launcher: str, *patterns: str) -> dict[str, Any]:
+    return {"launcher": launcher, "metrics": {"kind": "stdout", "patterns": list(patterns)}}
+
+
 @table(
     ("line_format", "line", "expected"),
     [
@@ -114,8 +118,8 @@ def test_lines(line_format: LineFormat, line: str | bytes, expected: dict[str, A
     ],
 )  # fmt: skip
 def test_numbers_and_units_as_programs_print_them(name: str, text: str, value: float | str) -> None:
-    found = values(OutputPatterns([rf"step (?P<step>\d+) (?P<{name}>.+)"]).parse(f"step 1 {text}".encode()))[name]
-    assert found == value or (isinstance(value, float) and math.isclose(found, value))
+    number = values(OutputPatterns([rf"step (?P<step>\d+) (?P<{name}>.+)"]).parse(f"step 1 {text}".encode()))[name]
+    assert number == value or (isinstance(value, float) and math.isclose(number, value))
 
 
 def test_a_number_at_the_very_end_may_have_lost_digits() -> None:
@@ -137,12 +141,12 @@ def test_patterns_that_cannot_be() -> None:
 def test_a_line_without_a_step_has_the_one_before() -> None:
     training = r"Training Epoch: (?P<epoch>\d+) \[(?P<iter>\d+)/(?P<total>\d+)\]\s+Loss: (?P<loss>\S+)"
     patterns = OutputPatterns([training, r"Test set: Epoch: (?P<epoch>\d+), Average loss: (?P<test_loss>[\d.]+)"])
-    lines = [f"Training Epoch: {epoch} [{seen}/192]\tLoss: 4.6" for epoch in (1, 2) for seen in (64, 128, 192)]
+    lines = [f"Training Epoch: {epoch} [{samples}/192]\tLoss: 4.6" for epoch in (1, 2) for samples in (64, 128, 192)]
     lines.insert(3, "Test set: Epoch: 1, Average loss: 0.0719, Accuracy: 0.0100")
     lines.append("Test set: Epoch: 2, Average loss: 0.0700, Accuracy: 0.0100")
-    found = [values(patterns.parse(line.encode())) for line in lines]
-    assert [line["step"] for line in found] == [64, 128, 192, 192, 256, 320, 384, 384]
-    assert found[3] == {"step": 192, "epoch": 1, "test_loss": 0.0719} and "loss" not in found[-1]
+    records = [values(patterns.parse(line.encode())) for line in lines]
+    assert [line["step"] for line in records] == [64, 128, 192, 192, 256, 320, 384, 384]
+    assert records[3] == {"step": 192, "epoch": 1, "test_loss": 0.0719} and "loss" not in records[-1]
     first = OutputPatterns([NANOGPT, EPOCH, r"accuracy (?P<accuracy>\S+)"])
     assert isinstance(first.parse(b"accuracy 0.5"), Rejected)
     assert values(first.parse(b"Epoch 4: val 0.25"))["step"] == 4, "before any step its epoch"
@@ -159,10 +163,6 @@ def test_a_pattern_that_would_take_for_ever_is_cut_short_and_given_up() -> None:
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
-
-
-def spec(launcher: str, *patterns: str) -> dict[str, Any]:
-    return {"launcher": launcher, "metrics": {"kind": "stdout", "patterns": list(patterns)}}
 
 
 @table(("launcher", "name"), [("python", "output.log"), ("torchrun", "ranks/run.1_ab12/attempt_0/0/stdout.log")])
@@ -198,15 +198,14 @@ def test_each_attempt_has_its_own_output(tmp_path: Path, launcher: str, name: st
     ],
 )
 def test_places_within_epochs_count_on(tmp_path: Path, printed: str, steps: list[int]) -> None:
-    words = printed.split()
-    lines = [f"{epoch} {place}\n" for epoch, place in zip(words[::2], words[1::2], strict=True)]
+    numbers = printed.split()
+    lines = [f"{epoch} {place}\n" for epoch, place in zip(numbers[::2], numbers[1::2], strict=True)]
     home = MetricsHome(tmp_path, kind="stdout", **spec("python", PLACE))
     for attempt, first in ((1, 0), (2, len(lines) - 1)):
         # What the lines of an epoch have shown outlives the reader and the attempt.
         home.begin(attempt)
         home.restart()
-        home.file = tmp_path / f"attempts/{attempt}/output.log"
-        home.file.parent.mkdir(parents=True)
+        home.print_to(attempt)
         home.append("".join(lines[first:]))
         home.ingest.finish(RUN)
     assert [step for _, step in home.stored()] == [*steps, steps[-1]]
@@ -223,12 +222,11 @@ def test_places_within_epochs_count_on(tmp_path: Path, printed: str, steps: list
 def test_all_attempts_count_epochs_on_one_scale(tmp_path: Path, attempts: list[str], steps: list[int]) -> None:
     home = MetricsHome(tmp_path, kind="stdout", **spec("python", PLACE))
     for number, printed in enumerate(attempts, 1):
-        words = printed.split()
+        numbers = printed.split()
         home.begin(number)
         home.restart()
-        home.file = tmp_path / f"attempts/{number}/output.log"
-        home.file.parent.mkdir(parents=True)
-        for epoch, place in zip(words[::2], words[1::2], strict=True):
+        home.print_to(number)
+        for epoch, place in zip(numbers[::2], numbers[1::2], strict=True):
             home.append(f"{epoch} {place}\n")
             home.pump()
         home.ingest.finish(RUN)
@@ -242,10 +240,9 @@ def test_all_attempts_count_epochs_on_one_scale(tmp_path: Path, attempts: list[s
 def test_converted_steps_are_said_once(tmp_path: Path, places: str, is_said: bool) -> None:
     home = MetricsHome(tmp_path, kind="stdout", **spec("python", PLACE))
     home.begin(1)
-    home.file = tmp_path / "attempts/1/output.log"
-    home.file.parent.mkdir(parents=True)
-    words = places.split()
-    home.append("".join(f"{epoch} {place}\n" for epoch, place in zip(words[::2], words[1::2], strict=True)))
+    home.print_to(1)
+    numbers = places.split()
+    home.append("".join(f"{epoch} {place}\n" for epoch, place in zip(numbers[::2], numbers[1::2], strict=True)))
     assert sum("instead of 100" in note for note in home.notes()) == is_said
 
 
@@ -284,8 +281,7 @@ def test_several_sources(tmp_path: Path) -> None:
 def test_a_progress_bar_without_newlines_is_read_as_it_goes(tmp_path: Path) -> None:
     home = MetricsHome(tmp_path, kind="stdout", **spec("python", NANOGPT))
     home.begin()
-    home.file = tmp_path / "attempts/1/output.log"
-    home.file.parent.mkdir(parents=True)
+    home.print_to(1)
     for start in range(0, 30_000, 10_000):
         home.append("".join(f"\riter {step}: loss 0.5, time 3ms" for step in range(start, start + 10_000)))
         home.pump()

@@ -40,9 +40,9 @@ def entries(*steps: int, run: int = 1) -> list[dict[str, float]]:
 
 @pytest.fixture
 def trainer(tmp_path: Path) -> Trainer:
-    made = Trainer(tmp_path)
-    made.home.begin()
-    return made
+    trainer = Trainer(tmp_path)
+    trainer.home.begin()
+    return trainer
 
 
 def test_only_new_entries_are_stored(trainer: Trainer) -> None:
@@ -127,8 +127,11 @@ def test_strange_entries_and_files(trainer: Trainer) -> None:
 def test_a_file_is_parsed_once_and_its_entries_are_stored_in_batches(
     trainer: Trainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    parsed, read_file = [], history.read_regular
-    monkeypatch.setattr(history, "read_regular", lambda *given: (parsed.append(given), read_file(*given))[1])
+    parsed = []
+    read_file = history.read_regular
+    monkeypatch.setattr(
+        history, "read_regular", lambda *arguments: (parsed.append(arguments), read_file(*arguments))[1]
+    )
     for count in (3000, 3003):
         trainer.save(count, entries(*range(count)))
         for _ in range(3):

@@ -50,6 +50,21 @@ STEPS = [(1, step) for step in range(5, 65, 5)]
 ENDS = [(1, 20), (1, 40), (1, 60)]
 
 
+def read_in(folder: Path, text: str, *, size: int) -> list[tuple[int, str, float]]:
+    """Each step with its metrics, in no order, of an output that is read in pieces of a size."""
+    home = MetricsHome(folder, kind="output", name="attempts/1/output.log", in_memory=True)
+    home.file.parent.mkdir(parents=True)
+    begin(home, 1)
+    for start in range(0, len(text), size):
+        home.append(text[start : start + size])
+        home.pump()
+    home.ingest.finish(RUN)
+    query = "SELECT step, pair.key, pair.value FROM metrics, json_each(data) AS pair ORDER BY 1, 2, 3"
+    rows = home.connection.execute(query).fetchall()
+    home.close()
+    return rows
+
+
 @pytest.mark.parametrize("restarts", [False, True])
 def test_lines_before_their_form_was_known(printed: MetricsHome, *, restarts: bool) -> None:
     for line in ["Loading data\n", *epoch(1), *epoch(2), *epoch(3)]:
@@ -74,18 +89,18 @@ def test_few_lines_are_enough_whenever_they_were_read(printed: MetricsHome, read
 
 def test_lines_that_came_while_the_database_was_locked_are_read_again(printed: MetricsHome) -> None:
     lines = epoch(1) + epoch(2) + epoch(3)
-    other = sqlite3.connect(printed.workspace.database, isolation_level=None)
+    writer = sqlite3.connect(printed.workspace.database, isolation_level=None)
     printed.connection.execute("PRAGMA busy_timeout = 1")
     for number, line in enumerate(lines):
         printed.append(line)
         if number % 2:
-            other.execute("BEGIN IMMEDIATE")
+            writer.execute("BEGIN IMMEDIATE")
             with pytest.raises(sqlite3.OperationalError):
                 printed.ingest.pump()
-            other.execute("ROLLBACK")
+            writer.execute("ROLLBACK")
         printed.pump()
     printed.ingest.finish(RUN)
-    other.close()
+    writer.close()
     assert stored(printed, "loss") == STEPS
     assert stored(printed, "val/loss") == ENDS
 
@@ -106,21 +121,6 @@ def test_an_output_is_read_as_one_whatever_was_known_when(tmp_path: Path, form: 
     assert read_in(tmp_path / "slowly", text, size=700) == read_in(tmp_path / "at once", text, size=len(text))
 
 
-def read_in(folder: Path, text: str, *, size: int) -> list[tuple[int, str, float]]:
-    """Each step with its metrics, in no order, of an output that is read in pieces of a size."""
-    home = MetricsHome(folder, kind="output", name="attempts/1/output.log", in_memory=True)
-    home.file.parent.mkdir(parents=True)
-    begin(home, 1)
-    for start in range(0, len(text), size):
-        home.append(text[start : start + size])
-        home.pump()
-    home.ingest.finish(RUN)
-    query = "SELECT step, pair.key, pair.value FROM metrics, json_each(data) AS pair ORDER BY 1, 2, 3"
-    rows = home.connection.execute(query).fetchall()
-    home.close()
-    return rows
-
-
 def test_a_resumed_attempt_counts_as_before_although_its_output_is_read_again(printed: MetricsHome) -> None:
     """Epochs count from 0, which the second attempt does not print; its test lines are new."""
     lines = [
@@ -128,8 +128,7 @@ def test_a_resumed_attempt_counts_as_before_although_its_output_is_read_again(pr
     ]
     printed.append("".join(lines))
     printed.pump()
-    printed.file = printed.folder / "attempts/2/output.log"
-    printed.file.parent.mkdir()
+    printed.print_to(2)
     begin(printed, 2)
     for epoch in (1, 2, 3):
         printed.append(f"Epoch: [{epoch}][10/20] Loss 0.5{epoch}\n * Acc@1 7{epoch}.5 Acc@5 9{epoch}.25\n")
@@ -147,19 +146,18 @@ def test_a_whole_output_at_once(printed: MetricsHome) -> None:
     assert stored(printed, "val/loss") == ENDS
 
 
-def test_the_next_attempt_knows_the_forms(printed: MetricsHome, tmp_path: Path) -> None:
+def test_the_next_attempt_knows_the_forms(printed: MetricsHome) -> None:
     printed.append("".join(epoch(1)))
     printed.append("".join(epoch(2)))
     printed.ingest.finish(RUN)
-    printed.file = tmp_path / "attempts/2/output.log"
-    printed.file.parent.mkdir()
+    printed.print_to(2)
     begin(printed, 2)
     printed.append(epoch(3)[0])
     printed.pump()
     assert stored(printed, "loss")[-1] == (2, 45)
 
 
-def test_the_report_of_an_output(printed: MetricsHome, tmp_path: Path) -> None:
+def test_the_report_of_an_output(printed: MetricsHome) -> None:
     printed.append("".join([*epoch(1), *epoch(2)]))
     printed.ingest.finish(RUN)
     printed.connection.execute("UPDATE runs SET attempt = 1")

@@ -28,10 +28,8 @@ def test_a_pause_is_no_slower_pace_but_comes_again() -> None:
 
 
 def test_the_pace_is_that_of_the_last_minute() -> None:
-    slow, fast = (
-        [(float(step), float(step)) for step in range(100)],
-        [(99 + step / 4, 99.0 + step) for step in range(1, 281)],
-    )
+    slow = [(float(step), float(step)) for step in range(100)]
+    fast = [(99 + step / 4, 99.0 + step) for step in range(1, 281)]
     assert pace_of([*slow, *fast]) == pytest.approx(4.0) and pace_of(slow) == pytest.approx(1.0)
 
 

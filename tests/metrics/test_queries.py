@@ -36,9 +36,9 @@ def test_the_newest_value_of_every_name(home: MetricsHome, reader: sqlite3.Conne
     home.begin(2)
     home.append('{"step": 5, "rank": 0, "lr": 0.25}\n{"step": 5, "rank": 1, "lr": 0.75}\n')
     home.pump()
-    found = queries.latest(reader, RUN)
-    assert math.isnan(found.pop("loss"))
-    assert found == {"val/acc": 0.5, "lr": 0.25}
+    values = queries.latest(reader, RUN)
+    assert math.isnan(values.pop("loss"))
+    assert values == {"val/acc": 0.5, "lr": 0.25}
 
 
 def test_ranks(home: MetricsHome, reader: sqlite3.Connection) -> None:
@@ -49,7 +49,7 @@ def test_ranks(home: MetricsHome, reader: sqlite3.Connection) -> None:
     home.append(line(7, rank=1))
     home.pump()
     first = queries.ranks(reader, RUN, 1)
-    assert [(each.rank, each.step, each.at, dict(each.data)) for each in first] == [
+    assert [(row.rank, row.step, row.at, dict(row.data)) for row in first] == [
         (rank, 8, 1.6e9 + 8, {"loss": 1 / 9}) for rank in (0, 1, 2)
     ]
     [late] = queries.ranks(reader, RUN, 2)
@@ -96,12 +96,12 @@ def test_the_view_for_people_with_other_tools(home: MetricsHome, reader: sqlite3
 
 def test_two_runs_are_kept_apart(home: MetricsHome, reader: sqlite3.Connection) -> None:
     home.add_run("run-2")
-    other = home.folder / "other.jsonl"
-    home.ingest.open_source("run-2", str(other), "jsonl")
+    second_file = home.folder / "other.jsonl"
+    home.ingest.open_source("run-2", str(second_file), "jsonl")
     home.ingest.begin_attempt("run-2", 1)
     home.begin()
     home.steps(1)
-    other.write_text('{"step": 2, "lr": 3}\n')
+    second_file.write_text('{"step": 2, "lr": 3}\n')
     home.pump()
     assert queries.metric_names(reader, RUN) == ["loss"]
     assert queries.latest(reader, "run-2") == {"lr": 3.0}

@@ -30,19 +30,24 @@ def entries(home: MetricsHome, name: str, level: int = 0, attempt: int = 1) -> l
     return list(envelopes.read_entries(home.connection, metric, EntryRange(level, 0, 1 << 40)))
 
 
+def new_folder(path: Path) -> Path:
+    path.mkdir()
+    return path
+
+
 def test_blocks_tell_what_the_lines_tell(home: MetricsHome) -> None:
     home.begin()
     values = [math.sin(step) * step for step in range(STRETCH_LINES)]
     home.append("".join(line(step, wave=value, time=1.6e9 + step) for step, value in enumerate(values)))
     home.pump()
-    found = entries(home, "wave")
-    assert [entry.place for entry in found] == list(range(FAN))
+    blocks = entries(home, "wave")
+    assert [entry.place for entry in blocks] == list(range(FAN))
     block = values[BLOCK_LINES : 2 * BLOCK_LINES]
-    assert found[1] == Entry(
+    assert blocks[1] == Entry(
         1, BLOCK_LINES, 0, 0, 0, min(block), max(block), block[0], block[-1], 32, 63, 1.6e9 + 32, 1.6e9 + 63
     )
     (whole,) = entries(home, "wave", level=1)
-    assert whole == envelopes.join(0, found)
+    assert whole == envelopes.join(0, blocks)
     assert (whole.points, whole.low, whole.high) == (STRETCH_LINES, min(values), max(values))
 
 
@@ -72,10 +77,10 @@ def test_an_attempt_that_another_follows_is_reduced_to_its_end(home: MetricsHome
     home.begin(2)
     home.steps(*range(600, 1300))
     home.pump()
-    found = [
+    counts = [
         (stretch.attempt, stretch.number, stretch.line_count) for stretch in envelopes.stretches(home.connection, RUN)
     ]
-    assert found == [(1, 0, 512), (1, 1, 188), (2, 0, 512)]
+    assert counts == [(1, 0, 512), (1, 1, 188), (2, 0, 512)]
     assert sum(entry.points for entry in entries(home, "loss", level=1)) == 700
 
 
@@ -89,22 +94,23 @@ def test_higher_levels_hold_whole_rows(home: MetricsHome) -> None:
     assert [entry.points for entry in entries(home, "loss", level=2)] == [16 * STRETCH_LINES] * 2
     for begin, end in ((0, 35), (1, 34), (15, 17), (3, 3), (33, 35)):
         for level in range(4):
-            found = [
+            parts = [
                 entry
                 for entry_range in envelopes.entry_ranges(begin, end, level)
                 for entry in envelopes.read_entries(home.connection, StoredMetric(1, 1, "loss"), entry_range)
             ]
-            assert sum(entry.points for entry in found) == (end - begin) * STRETCH_LINES
-            steps = [step for entry in found for step in entry[9:11]]
+            assert sum(entry.points for entry in parts) == (end - begin) * STRETCH_LINES
+            steps = [step for entry in parts for step in entry[9:11]]
             assert steps == sorted(steps)
-            if found:
+            if parts:
                 assert (steps[0], steps[-1]) == (begin * STRETCH_LINES, end * STRETCH_LINES - 1)
 
 
 def test_agents_that_die_reduce_nothing_twice(tmp_path: Path) -> None:
     chance = random.Random(5)
     texts = [line(step, noise=chance.random()) for step in range(3000)]
-    calm, hasty = MetricsHome(_made(tmp_path / "calm")), MetricsHome(_made(tmp_path / "hasty"))
+    calm = MetricsHome(new_folder(tmp_path / "calm"))
+    hasty = MetricsHome(new_folder(tmp_path / "hasty"))
     for home in (calm, hasty):
         home.begin()
     calm.append("".join(texts))
@@ -120,11 +126,11 @@ def test_agents_that_die_reduce_nothing_twice(tmp_path: Path) -> None:
 
 
 def test_a_store_that_fails_in_between(home: MetricsHome, tmp_path: Path) -> None:
-    other = MetricsHome(_made(tmp_path / "other"))
-    for metrics_home in (home, other):
+    second_home = MetricsHome(new_folder(tmp_path / "other"))
+    for metrics_home in (home, second_home):
         metrics_home.begin()
         metrics_home.steps(*range(6000))
-    other.pump()
+    second_home.pump()
     pages = home.connection.execute("PRAGMA page_count").fetchone()[0]
     failures = 0
     for more in range(0, 500, 7):
@@ -135,9 +141,4 @@ def test_a_store_that_fails_in_between(home: MetricsHome, tmp_path: Path) -> Non
             failures += 1
     assert failures > 5
     assert home.counts()[0] == 6000
-    assert reduced(home.connection) == reduced(other.connection)
-
-
-def _made(path: Path) -> Path:
-    path.mkdir()
-    return path
+    assert reduced(home.connection) == reduced(second_home.connection)

@@ -22,6 +22,12 @@ from .conftest import RUN, MetricsHome, line
 
 Row = dict[str, object]
 
+CHANGES = ("append", "replace", "rewrite", "cut", "go back", "keep the last", "edit", "column", "half a line")
+
+stories = st.lists(
+    st.tuples(st.sampled_from(CHANGES), st.integers(1, 4), st.floats(0, 1), st.booleans(), st.booleans()), max_size=12
+)
+
 
 def csv_text(rows: Sequence[Row], columns: Sequence[str] = ("step", "loss")) -> str:
     target = io.StringIO()
@@ -55,18 +61,88 @@ def steps(home: MetricsHome) -> list[int]:
 WAYS = list(itertools.product(["csv", "jsonl"], ["replaced", "in place"], [False, True]))
 
 
+@pytest.fixture
+def csv_bench(tmp_path: Path) -> MetricsHome:
+    bench = MetricsHome(tmp_path, kind="csv", name="metrics.csv")
+    bench.begin()
+    return bench
+
+
+class Story:
+    """A file that a script writes in many ways, each of its lines another one, and what was seen of it."""
+
+    def __init__(self, home: MetricsHome, kind: str) -> None:
+        self.home = home
+        self.kind = kind
+        self.numbers = itertools.count()
+        self.columns = ["step", "loss"]
+        self.rows: list[Row] = []
+        self.seen: set[int] = set()
+
+    def text(self) -> str:
+        if self.kind == "csv":
+            return csv_text(self.rows, self.columns)
+        return "".join(json.dumps(row) + "\n" for row in self.rows)
+
+    def more(self, count: int) -> str:
+        """Add rows; returns what an append writes."""
+        before = self.text() if self.rows else ""
+        for number in itertools.islice(self.numbers, count):
+            row: Row = {"step": number, "loss": number / 8}
+            if len(self.columns) > 2 and number % 2:
+                row[self.columns[-1]] = number / 4
+            self.rows.append(row)
+        return self.text()[len(before) :]
+
+    def change(self, what: str, count: int, at: float) -> None:
+        if what == "append":
+            self.home.append(self.more(count))
+        elif what == "half a line":
+            new = self.more(1)
+            middle = int(len(new) * at)
+            self.home.append(new[:middle])
+            self.home.pump()
+            self.home.append(new[middle:])
+        elif what == "cut":
+            self.more(count)
+            text = self.text()
+            self.home.file.write_text(text[: int(len(text) * at)])
+            self.home.pump()
+            self.home.file.write_text(text)
+        else:
+            if what == "go back":
+                self.rows = self.rows[: int(len(self.rows) * at)]
+            elif what == "keep the last":
+                self.rows = self.rows[int(len(self.rows) * at) :]
+            elif what == "edit" and self.rows:
+                length = len(self.text())
+                self.rows[int((len(self.rows) - 1) * at)]["step"] = next(self.numbers)
+                if len(self.text()) == length:
+                    # One of the same length far from both ends of what was read would not be noticed.
+                    self.rows[-1]["step"] = next(self.numbers)
+            elif what == "column" and self.kind == "csv":
+                self.columns.insert(int(len(self.columns) * at), f"c{len(self.columns)}")
+                self.columns.append(self.columns.pop(self.columns.index(f"c{len(self.columns) - 1}")))
+            self.more(count)
+            write(self.home, "replaced" if what == "replace" else "in place", self.text())
+
+    def look(self) -> None:
+        self.home.pump()
+        self.seen |= {int(str(row["step"])) for row in self.rows}
+
+
 @table(
-    ("kind", "how", "restarted", "kept", "ending"),
-    [(*way, kept, ending) for way in WAYS for kept, ending in ((60, "\n"), (60, ""), (20, "\n"))],
+    ("kind", "how", "restarted", "line_count", "ending"),
+    [(*way, line_count, ending) for way in WAYS for line_count, ending in ((60, "\n"), (60, ""), (20, "\n"))],
 )
 def test_a_file_written_at_each_epoch(
-    tmp_path: Path, kind: str, how: str, restarted: bool, kept: int, ending: str
+    tmp_path: Path, kind: str, how: str, restarted: bool, line_count: int, ending: str
 ) -> None:
     """Whole, or its last lines."""
     home = MetricsHome(tmp_path, kind=kind, name=f"metrics.{kind}")
     home.begin()
     for epoch in range(1, 41):
-        numbers = range(max(0, epoch - kept), epoch)
+        numbers = range(max(0, epoch - line_count), epoch)
         text = csv_text(csv_rows(*numbers)) if kind == "csv" else "".join(map(line, numbers))
         write(home, how, text.rstrip("\n") + ending)
         assert home.notes() == []
@@ -78,13 +154,6 @@ def test_a_file_written_at_each_epoch(
     assert steps(home) == list(range(count))
     assert home.counts() == (count, 40 - count)
     home.connection.close()
-
-
-@pytest.fixture
-def csv_bench(tmp_path: Path) -> MetricsHome:
-    made = MetricsHome(tmp_path, kind="csv", name="metrics.csv")
-    made.begin()
-    return made
 
 
 @table(
@@ -213,9 +282,6 @@ def test_after_a_restart_amid_a_version_no_line_is_dropped(csv_bench: MetricsHom
     assert [row["loss"] for row in csv_bench.data()] == [5, 4, 3]
 
 
-# --- any schedule against a model -------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("resumed_step", [6, None])
 @pytest.mark.parametrize("how", ["in place", "replaced"])
 def test_lines_that_a_resumed_script_keeps_are_not_its_own(
@@ -230,84 +296,16 @@ def test_lines_that_a_resumed_script_keeps_are_not_its_own(
     home.begin(2)
     write(home, how, range(7))
     home.pump()
-    kept = [] if resumed_step is not None else [(2, step) for step in range(7)]
-    assert home.stored() == [*((1, step) for step in range(10)), *kept]
+    repeated = [] if resumed_step is not None else [(2, step) for step in range(7)]
+    assert home.stored() == [*((1, step) for step in range(10)), *repeated]
     home.steps(7, 8)
     home.pump()
     write(home, how, range(10))
     home.pump()
-    assert home.stored() == [*((1, step) for step in range(10)), *kept, (2, 7), (2, 8), (2, 9)]
+    assert home.stored() == [*((1, step) for step in range(10)), *repeated, (2, 7), (2, 8), (2, 9)]
 
 
-CHANGES = ("append", "replace", "rewrite", "cut", "go back", "keep the last", "edit", "column", "half a line")
-
-
-class Story:
-    """A file that a script writes in many ways, each of its lines another one, and what was seen of it."""
-
-    def __init__(self, home: MetricsHome, kind: str) -> None:
-        self.home = home
-        self.kind = kind
-        self.numbers = itertools.count()
-        self.columns = ["step", "loss"]
-        self.rows: list[Row] = []
-        self.seen: set[int] = set()
-
-    def text(self) -> str:
-        if self.kind == "csv":
-            return csv_text(self.rows, self.columns)
-        return "".join(json.dumps(row) + "\n" for row in self.rows)
-
-    def more(self, count: int) -> str:
-        """Add rows; returns what an append writes."""
-        before = self.text() if self.rows else ""
-        for number in itertools.islice(self.numbers, count):
-            row: Row = {"step": number, "loss": number / 8}
-            if len(self.columns) > 2 and number % 2:
-                row[self.columns[-1]] = number / 4
-            self.rows.append(row)
-        return self.text()[len(before) :]
-
-    def change(self, what: str, count: int, at: float) -> None:
-        if what == "append":
-            self.home.append(self.more(count))
-        elif what == "half a line":
-            new = self.more(1)
-            middle = int(len(new) * at)
-            self.home.append(new[:middle])
-            self.home.pump()
-            self.home.append(new[middle:])
-        elif what == "cut":
-            self.more(count)
-            text = self.text()
-            self.home.file.write_text(text[: int(len(text) * at)])
-            self.home.pump()
-            self.home.file.write_text(text)
-        else:
-            if what == "go back":
-                self.rows = self.rows[: int(len(self.rows) * at)]
-            elif what == "keep the last":
-                self.rows = self.rows[int(len(self.rows) * at) :]
-            elif what == "edit" and self.rows:
-                length = len(self.text())
-                self.rows[int((len(self.rows) - 1) * at)]["step"] = next(self.numbers)
-                if len(self.text()) == length:
-                    # One of the same length far from both ends of what was read would not be noticed.
-                    self.rows[-1]["step"] = next(self.numbers)
-            elif what == "column" and self.kind == "csv":
-                self.columns.insert(int(len(self.columns) * at), f"c{len(self.columns)}")
-                self.columns.append(self.columns.pop(self.columns.index(f"c{len(self.columns) - 1}")))
-            self.more(count)
-            write(self.home, "replaced" if what == "replace" else "in place", self.text())
-
-    def look(self) -> None:
-        self.home.pump()
-        self.seen |= {int(str(row["step"])) for row in self.rows}
-
-
-stories = st.lists(
-    st.tuples(st.sampled_from(CHANGES), st.integers(1, 4), st.floats(0, 1), st.booleans(), st.booleans()), max_size=12
-)
+# --- any schedule against a model -------------------------------------------------------------------------------------
 
 
 @settings(max_examples=40, deadline=None)
@@ -318,18 +316,18 @@ def test_each_line_that_was_seen_is_stored_once(
     with tempfile.TemporaryDirectory() as folder:
         home = MetricsHome(Path(folder), kind=kind, name="metrics.txt", in_memory=True)
         home.begin()
-        told = Story(home, kind)
+        story_of_file = Story(home, kind)
         for what, count, at, is_seen, is_restarted in story:
-            told.change(what, count, at)
+            story_of_file.change(what, count, at)
             if is_seen:
-                told.look()
+                story_of_file.look()
             if restarts and is_restarted:
                 home.restart()
-        told.look()
+        story_of_file.look()
         home.ingest.finish(RUN)
         stored = steps(home)
         assert len(stored) == len(set(stored))
-        assert told.seen <= set(stored)
+        assert story_of_file.seen <= set(stored)
         assert home.rejected() == []
         assert home.counts() == (len(stored), 0)
         home.close()

@@ -25,6 +25,9 @@ from .conftest import RUN, MetricsHome
 
 Frames = Callable[[bytes, int], Iterator[tuple[int, bytes]]]
 
+# By whether a chunk is the first of its record, and whether it is the last.
+CHUNK_KINDS = {(True, True): 1, (True, False): 2, (False, False): 3, (False, True): 4}
+
 
 def framed(record: bytes) -> bytes:
     """The checksums are not read."""
@@ -35,14 +38,16 @@ def chunked(records: list[bytes]) -> bytes:
     """As W&B's datastore writes."""
     out = bytearray(b":W&B" + struct.pack("<HB", 0xBEE1, 0))
     for record in records:
-        first, rest = True, record
+        first = True
+        rest = record
         while first or rest:
-            left = 32768 - len(out) % 32768
-            if left < 7:
-                out += bytes(left)
+            room = 32768 - len(out) % 32768
+            if room < 7:
+                out += bytes(room)
                 continue
-            part, rest = rest[: left - 7], rest[left - 7 :]
-            kind = 1 if first and not rest else 2 if first else 4 if not rest else 3
+            part = rest[: room - 7]
+            rest = rest[room - 7 :]
+            kind = CHUNK_KINDS[first, not rest]
             out += struct.pack("<IHB", 0, len(part), kind) + part
             first = False
     return bytes(out)
@@ -53,8 +58,8 @@ def event(step: int, /, **values: float) -> bytes:
     inner = b""
     for name, value in values.items():
         tag = name.encode()
-        one = b"\x0a" + bytes([len(tag)]) + tag + b"\x15" + struct.pack("<f", value)
-        inner += b"\x0a" + bytes([len(one)]) + one
+        message = b"\x0a" + bytes([len(tag)]) + tag + b"\x15" + struct.pack("<f", value)
+        inner += b"\x0a" + bytes([len(message)]) + message
     body = b"\x09" + struct.pack("<d", 1.6e9 + step) + b"\x10" + bytes([step])
     return framed(body + (b"\x2a" + bytes([len(inner)]) + inner if inner else b""))
 
@@ -64,23 +69,46 @@ def history(step: int, loss: float, /, **values: float) -> bytes:
     items = b""
     for name, value in {"_step": step, "_timestamp": 1.6e9 + step, "loss": loss, **values}.items():
         text = str(value)
-        one = b"\x0a" + bytes([len(name)]) + name.encode() + b"\x82\x01" + bytes([len(text)]) + text.encode()
-        items += b"\x0a" + bytes([len(one)]) + one
+        message = b"\x0a" + bytes([len(name)]) + name.encode() + b"\x82\x01" + bytes([len(text)]) + text.encode()
+        items += b"\x0a" + bytes([len(message)]) + message
     return b"\x12" + bytes([len(items)]) + items
-
-
-# --- records ----------------------------------------------------------------------------------------------------------
 
 
 def read_in_pieces(frames: Frames, content: bytes, size: int) -> list[bytes]:
     """The records of a reader that looks again whenever so many bytes more are there."""
-    found: list[bytes] = []
+    payloads: list[bytes] = []
     offset = 0
     for end in [*range(size, len(content), size), len(content)]:
         records = list(frames(content[offset:end], offset))
-        found += [record for _, record in records]
+        payloads += [record for _, record in records]
         offset += records[-1][0] if records else 0
-    return found
+    return payloads
+
+
+def defined(metric: str, step_metric: str) -> bytes:
+    """One record of `define_metric`: of a name, or of a pattern with ``*``."""
+    number = b"\x12" if "*" in metric else b"\x0a"
+    body = number + bytes([len(metric)]) + metric.encode() + b"\x22" + bytes([len(step_metric)]) + step_metric.encode()
+    return b"\x62" + bytes([len(body)]) + body
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> MetricsHome:
+    return MetricsHome(tmp_path, kind="tensorboard", name="logs/version_*")
+
+
+def events_of(folder: Path, name: str = "events.out.tfevents.1.host.1.0") -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder / name
+
+
+def append(path: Path, content: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab") as file:
+        file.write(content)
+
+
+# --- records ----------------------------------------------------------------------------------------------------------
 
 
 @given(st.lists(st.binary(max_size=300), max_size=8), st.integers(1, 500))
@@ -119,8 +147,8 @@ def test_names_that_mean_something_else_in_a_line_are_changed() -> None:
     for name in ["step", "time", "rank", "event", "phase"]:
         ((_, record),) = EventRecords().frames(event(7, **{name: 0.5}), 0)
         assert EventRecords().scalars(record) == {f"{name}_": 0.5, "step": 7, "time": 1.6e9 + 7}
-        found = HistoryRecords().scalars(history(7, 0.25, **{name: 8}))
-        assert found == {"loss": 0.25, f"{name}_": 8, "step": 7, "time": 1.6e9 + 7}
+        scalars = HistoryRecords().scalars(history(7, 0.25, **{name: 8}))
+        assert scalars == {"loss": 0.25, f"{name}_": 8, "step": 7, "time": 1.6e9 + 7}
 
 
 def test_tensorboards_own_files(tmp_path: Path) -> None:
@@ -147,9 +175,9 @@ def test_tensorboards_own_files(tmp_path: Path) -> None:
         writer.add_event(event)
     writer.close()
     (file,) = tmp_path.glob("events.out.tfevents.*")
-    found = [EventRecords().scalars(record) for _, record in EventRecords().frames(file.read_bytes(), 0)]
+    records = [EventRecords().scalars(record) for _, record in EventRecords().frames(file.read_bytes(), 0)]
     numbers = {"lr": 0.5, "content": -7.0, "double": 0.25, "count": -3.0}
-    assert [line for line in found if line is not None] == [
+    assert [line for line in records if line is not None] == [
         {"train/loss": pytest.approx(1.0 / (step + 1)), **numbers, "step": step, "time": 1000.5 + step}
         for step in range(3)
     ]
@@ -166,11 +194,11 @@ def test_wandbs_own_files(tmp_path: Path) -> None:
     (file,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
 
     def written() -> list[dict[str, Any]]:
-        found = (HistoryRecords().scalars(record) for _, record in HistoryRecords().frames(file.read_bytes(), 0))
-        return [line for line in found if line is not None]
+        records = (HistoryRecords().scalars(record) for _, record in HistoryRecords().frames(file.read_bytes(), 0))
+        return [line for line in records if line is not None]
 
     # Its service writes behind the script's back.
-    lines = wait_until(lambda: made if len(made := written()) == 3 else None, 60, "the lines")
+    lines = wait_until(lambda: records if len(records := written()) == 3 else None, 60, "the lines")
     assert [(line["step"], line["train/loss"], line["nested.lr"]) for line in lines] == [
         (step, pytest.approx(1.0 / (step + 1)), 0.5) for step in range(3)
     ]
@@ -196,11 +224,11 @@ def test_names_in_subfolders(subfolder: str, tag: str, name: str) -> None:
 def test_the_folder_of_a_run(tmp_path: Path) -> None:
     for folder in ("one", "one/acc_train", "one/deep/er", "two/train", "two/validation", "three/test_exp"):
         events_of(tmp_path / folder).touch()
-    found = {
+    subfolders = {
         folder: subfolder_of_run(tmp_path / folder)
         for folder in ("one", "one/acc_train", "two/train", "two/validation", "three/test_exp")
     }
-    assert found == {
+    assert subfolders == {
         "one": "",
         "one/acc_train": "acc_train",
         "two/train": "train",
@@ -235,19 +263,12 @@ def test_tensorboards_own_folders(tmp_path: Path) -> None:
     lines = []
     for file in sorted(tmp_path.rglob("events.out.tfevents.*")):
         records = EventRecords(subfolder_of_run(file.parent))
-        found = (records.scalars(record) for _, record in EventRecords().frames(file.read_bytes(), 0))
-        lines += [line for line in found if line is not None and line.pop("time") > 0]
+        scalars = (records.scalars(record) for _, record in EventRecords().frames(file.read_bytes(), 0))
+        lines += [line for line in scalars if line is not None and line.pop("time") > 0]
     assert {"event": "hparams", "hparam/acc": 0.75} in lines
     assert [line for line in lines if "acc/train" in line] == [{"acc/train": step / 2, "step": step} for step in (1, 2)]
     assert [line for line in lines if "acc/val" in line] == [{"acc/val": step / 4, "step": step} for step in (1, 2)]
     assert {"loss": 0.5, "step": 2} in lines and len(lines) == 7
-
-
-def defined(metric: str, step_metric: str) -> bytes:
-    """One record of `define_metric`: of a name, or of a pattern with ``*``."""
-    number = b"\x12" if "*" in metric else b"\x0a"
-    body = number + bytes([len(metric)]) + metric.encode() + b"\x22" + bytes([len(step_metric)]) + step_metric.encode()
-    return b"\x62" + bytes([len(body)]) + body
 
 
 def test_the_declared_step_of_wandb_counts() -> None:
@@ -270,22 +291,6 @@ def test_the_declared_step_of_wandb_counts() -> None:
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def home(tmp_path: Path) -> MetricsHome:
-    return MetricsHome(tmp_path, kind="tensorboard", name="logs/version_*")
-
-
-def events_of(folder: Path, name: str = "events.out.tfevents.1.host.1.0") -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder / name
-
-
-def append(path: Path, content: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("ab") as file:
-        file.write(content)
 
 
 def test_event_files_of_several_attempts(home: MetricsHome, tmp_path: Path) -> None:

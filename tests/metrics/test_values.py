@@ -1,3 +1,5 @@
+"""Numbers in texts, and nulls that stand for NaN."""
+
 from __future__ import annotations
 
 import json
@@ -16,6 +18,16 @@ from gputui.store.metrics.step_lines import StepLines
 from gputui.store.metrics.stored_lines import NULL_NAN
 from tests.metrics.conftest import RUN, MetricsHome
 from tests.tables import table
+
+
+def meanings(*losses: float | None, **values: Any) -> list[object]:
+    """The loss of each line as it is stored."""
+    nulls = NullMeanings()
+    losses_read = []
+    for step, loss in enumerate(losses):
+        line = {"step": step, "loss": loss, **values}
+        losses_read.append(nulls.read(line)["loss"])
+    return losses_read
 
 
 @table(
@@ -51,16 +63,6 @@ def test_names_of_events_stay_text() -> None:
     answer = parse_line(b'{"step": 1, "event": "2 saved", "phase": "1", "loss": "0.5"}')
     assert isinstance(answer, ParsedLine)
     assert dict(answer.values) == {"step": 1, "event": "2 saved", "phase": "1", "loss": 0.5}
-
-
-def meanings(*losses: float | None, **values: Any) -> list[object]:
-    """The loss of each line as it is stored."""
-    nulls = NullMeanings()
-    found = []
-    for step, loss in enumerate(losses):
-        line = {"step": step, "loss": loss, **values}
-        found.append(nulls.read(line)["loss"])
-    return found
 
 
 def test_a_null_after_numbers_is_nan() -> None:

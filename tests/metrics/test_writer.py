@@ -45,8 +45,8 @@ def test_a_line_without_a_time(tmp_path: Path, kind: str, text: str, age_seconds
     home.pump()
     (point,) = queries.points_json(home.connection, RUN, ["loss"])
     assert (point["time"], point["arrived"]) == (NOW - max(0.0, age_seconds), True)
-    (seen,), _ = watched.newest_lines(home.connection, RUN, {}, 10)
-    assert (seen.step, seen.at) == (1, None)
+    (newest,), _ = watched.newest_lines(home.connection, RUN, {}, 10)
+    assert (newest.step, newest.at) == (1, None)
 
 
 @table(
@@ -68,8 +68,8 @@ def test_times_of_lines(tmp_path: Path, time: float | str, is_time: bool) -> Non
     points = list(queries.points_json(home.connection, RUN, ["loss"]))
     assert [(point["time"], point["arrived"]) for point in points] == 2 * [(time, False) if is_time else (NOW, True)]
     assert [data["time" if is_time else "time_"] for data in home.data()] == [time] * 2
-    seen, _ = watched.newest_lines(home.connection, RUN, {}, 10)
-    assert [line.at for line in seen] == [time if is_time else None] * 2
+    lines, _ = watched.newest_lines(home.connection, RUN, {}, 10)
+    assert [line.at for line in lines] == [time if is_time else None] * 2
 
 
 # --- reports ----------------------------------------------------------------------------------------------------------
@@ -93,8 +93,8 @@ def test_a_logger_that_names_each_message_event(home: MetricsHome) -> None:
     home.append('{"event": "validation", "step": 2, "val/loss": 0.5}\n')
     home.append('{"event": "epoch_end", "step": 2, "epoch": 1, "seconds": 60}\n')
     home.pump()
-    seen, _ = watched.newest_lines(home.connection, RUN, {}, 10)
-    assert [line.step for line in seen if line.event is None and "loss" in line.values] == [1, 2]
+    lines, _ = watched.newest_lines(home.connection, RUN, {}, 10)
+    assert [line.step for line in lines if line.event is None and "loss" in line.values] == [1, 2]
     assert home.data()[1] == {"event_": "train", "level": "info", "step": 1, "loss": 0.5}
 
 
@@ -118,9 +118,10 @@ def test_the_trainers_events_are_no_steps() -> None:
     ],
 )
 def test_steps_that_start_again_in_each_epoch(steps: list[int], attempts: list[int], places: list[int]) -> None:
-    order, numbers = StepOrder(), attempts or [1] * len(steps)
+    order = StepOrder()
+    numbers = attempts or [1] * len(steps)
     lines = [MetricLine(0, place, numbers[place], step, None, {}) for place, step in enumerate(steps)]
-    assert [place for place, one in enumerate(lines) if order.add([one])] == places
+    assert [place for place, added in enumerate(lines) if order.add([added])] == places
 
 
 def test_the_report_tells_of_them_once(home: MetricsHome) -> None:
@@ -149,8 +150,8 @@ def test_what_a_person_is_told_of_bad_lines(tmp_path: Path, text: str, said: tup
     home.begin()
     home.append(text)
     home.pump()
-    words = intake_words(intake(home.connection, RUN))
-    assert mentions(words, *said) and len(words or "") < 140
+    intake_text = intake_words(intake(home.connection, RUN))
+    assert mentions(intake_text, *said) and len(intake_text or "") < 140
 
 
 def test_patterns_that_match_nothing(tmp_path: Path) -> None:
@@ -174,7 +175,7 @@ def test_patterns_that_match_nothing(tmp_path: Path) -> None:
 
 
 @table(
-    ("last", "step", "known"),
+    ("last", "step", "short_of_steps"),
     [
         ({"step": 4, "loss": 1.0}, 4, (4, 100)),
         ({"step": 90, "loss": 1.0}, 90, None),
@@ -184,14 +185,14 @@ def test_patterns_that_match_nothing(tmp_path: Path) -> None:
     ],
 )
 def test_an_attempt_that_ended_far_below_its_steps(
-    tmp_path: Path, last: dict[str, object], step: int | None, known: tuple[int, int] | None
+    tmp_path: Path, last: dict[str, object], step: int | None, short_of_steps: tuple[int, int] | None
 ) -> None:
     home = MetricsHome(tmp_path)
     home.begin()
     home.append('{"step": 0, "event": "start", "total_steps": 100}\n' + json.dumps(last) + "\n")
     home.pump()
     add_attempt(home.connection, RUN, last_step=step)
-    assert short_of(home.connection, RUN, 1) == known
+    assert short_of(home.connection, RUN, 1) == short_of_steps
 
 
 def test_learned_steps_do_not_say_that_an_attempt_ended_early(tmp_path: Path) -> None:
@@ -221,8 +222,8 @@ def test_a_million_broken_lines_fill_no_disk(home: MetricsHome) -> None:
 
 
 def test_secrets_in_texts_are_not_stored(home: MetricsHome) -> None:
-    known = Redactor(["plain-secret"])
-    home.ingest = MetricsIngest(home.connection, redactor_of=lambda run: known if run == RUN else BY_LOOK)
+    redactor = Redactor(["plain-secret"])
+    home.ingest = MetricsIngest(home.connection, redactor_of=lambda run: redactor if run == RUN else BY_LOOK)
     home.begin()
     home.append(line(1, note="with plain-secret and ghp_" + "a1B2" * 9))
     home.append('{"event": "login", "detail": [{"api_key": "abc-def"}, 1.5, "NaN"]}\n')
@@ -244,14 +245,14 @@ def test_secrets_in_texts_are_not_stored(home: MetricsHome) -> None:
 def test_a_locked_database(home: MetricsHome) -> None:
     home.begin()
     home.steps(1, 2)
-    other = sqlite3.connect(home.workspace.database, isolation_level=None)
-    other.execute("BEGIN IMMEDIATE")
+    writer = sqlite3.connect(home.workspace.database, isolation_level=None)
+    writer.execute("BEGIN IMMEDIATE")
     home.connection.execute("PRAGMA busy_timeout = 1")
     with pytest.raises(sqlite3.OperationalError):
         home.ingest.pump()
     assert not home.connection.in_transaction
-    other.execute("ROLLBACK")
-    other.close()
+    writer.execute("ROLLBACK")
+    writer.close()
     assert home.pump().lines == 2
     assert home.stored() == [(1, 1), (1, 2)]
 

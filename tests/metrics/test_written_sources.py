@@ -71,8 +71,8 @@ def test_files_known_by_their_names(tmp_path: Path) -> None:
         (store / "metrics" / name).write_text("1795907012000 0.5 10\n")
         assert recognised(store / "metrics" / name) is None
     (store / "meta.yaml").touch()
-    found = [recognised(store / "metrics" / name) for name in ("loss", "val/loss")]
-    assert [source.reading.place for source in found if source and source.kind == "mlflow"] == ["loss", "val/loss"]
+    sources = [recognised(store / "metrics" / name) for name in ("loss", "val/loss")]
+    assert [source.reading.place for source in sources if source and source.kind == "mlflow"] == ["loss", "val/loss"]
     for path in (offline, online):
         source = recognised(path)
         assert source is not None

@@ -22,9 +22,9 @@ def test_interpolation_stays_within_its_ends() -> None:
 
 @given(st.lists(st.tuples(st.floats(0, 1e6), st.floats(0, 1e6)), max_size=30))
 def test_what_goes_back_is_left_out(pairs: list[tuple[float, float]]) -> None:
-    kept = monotonic_pairs(pairs)
-    assert kept[:1] == pairs[:1]
-    assert all(a[0] < b[0] and a[1] <= b[1] for a, b in itertools.pairwise(kept))
+    monotonic = monotonic_pairs(pairs)
+    assert monotonic[:1] == pairs[:1]
+    assert all(a[0] < b[0] and a[1] <= b[1] for a, b in itertools.pairwise(monotonic))
 
 
 def test_whole_epochs_go_evenly() -> None:
@@ -41,7 +41,8 @@ def test_an_epoch_that_has_not_ended_is_of_unknown_length() -> None:
 
 
 def test_moments() -> None:
-    over_time, trained = AxisMap("time", TIMELINE), AxisMap("trained", TIMELINE)
+    over_time = AxisMap("time", TIMELINE)
+    trained = AxisMap("trained", TIMELINE)
     assert [over_time.place_moment(at) for at in (50.0, 150.0, 250.0, 310.0)] == [-50.0, 50.0, 150.0, 210.0]
     assert [trained.place_moment(at) for at in (50.0, 150.0, 250.0, 310.0)] == [None, 50.0, None, 110.0]
     by_step = AxisMap("step", TIMELINE, paces={1: [(110.0, 0.0), (190.0, 80.0)]})
@@ -59,5 +60,5 @@ def test_a_place_tells_when_the_run_was_there() -> None:
 
 def test_moments_leave_out_what_was_done_again() -> None:
     paces = {1: [(100.0, 0.0), (110.0, 10.0), (120.0, 20.0)], 2: [(200.0, 10.0), (210.0, 20.0)]}
-    found = AxisMap("step", AxisTimeline(100.0), paces=paces, cuts={1: 10.0}).moments()
-    assert found == ((0.0, 100.0), (10.0, 200.0), (20.0, 210.0))
+    moments = AxisMap("step", AxisTimeline(100.0), paces=paces, cuts={1: 10.0}).moments()
+    assert moments == ((0.0, 100.0), (10.0, 200.0), (20.0, 210.0))

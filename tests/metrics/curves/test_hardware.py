@@ -48,8 +48,8 @@ def test_over_time(busy: CurvesHome) -> None:
     assert [(curve.field, curve.uuid) for curve in curves] == [
         ("utilization", "GPU-a"), ("utilization", "GPU-b"), ("host_cpu", None), ("power", "GPU-a"), ("power", "GPU-b"),
     ]  # fmt: skip
-    found = by_name(curves)
-    load = found["utilization", "GPU-a"]
+    lines = by_name(curves)
+    load = lines["utilization", "GPU-a"]
     assert (load.bins[0].first_x, load.bins[-1].last_x) == (0.0, 999.0)
     assert sum(bucket.points for bucket in load.bins) == pytest.approx(1000, abs=2)
     assert len(load.bins) <= 2 * REQUEST.bins
@@ -57,8 +57,8 @@ def test_over_time(busy: CurvesHome) -> None:
         assert bucket.low is not None and bucket.high is not None
         assert bucket.low == pytest.approx(bucket.first_x / 10) and bucket.high == pytest.approx(bucket.last_x / 10)
     # Before second 500 the power was not known.
-    assert found["power", "GPU-b"].bins[0].first_x >= 498 and found["power", "GPU-b"].last == 302.0
-    assert {bucket.last for bucket in found["host_cpu", None].bins} == {25.0}
+    assert lines["power", "GPU-b"].bins[0].first_x >= 498 and lines["power", "GPU-b"].last == 302.0
+    assert {bucket.last for bucket in lines["host_cpu", None].bins} == {25.0}
 
 
 def test_over_other_axes(busy: CurvesHome) -> None:
@@ -66,7 +66,8 @@ def test_over_other_axes(busy: CurvesHome) -> None:
         if axis == "epoch":
             busy.write(*({"step": 900 + n, "time": BEGAN_AT + 950 + n, "epoch": n / 10} for n in range(20)))
         load = by_name(busy.ask(replace(REQUEST, axis=axis)).hardware)["utilization", "GPU-a"]
-        begin, end = load.bins[0], load.bins[-1]
+        begin = load.bins[0]
+        end = load.bins[-1]
         if axis == "step":
             # The first step was done 50 seconds after the attempt began.
             assert begin.first_x == pytest.approx(0, abs=2) and begin.low == pytest.approx(5.0, abs=0.3), axis
@@ -106,9 +107,9 @@ def test_steps_that_were_done_again_show_the_newest_attempt(busy: CurvesHome) ->
     busy.begin_at(2, 1200, first_step=500, gpus=("GPU-b",))
     sample(busy, 1200, 1500)
     busy.steps_at(500, 700, 1250.0)
-    found = by_name(busy.ask(replace(REQUEST, axis="step")).hardware)
-    assert found["utilization", "GPU-a"].bins[-1].last_x <= 500
-    again = [bucket for bucket in found["utilization", "GPU-b"].bins if bucket.first_x >= 510]
+    lines = by_name(busy.ask(replace(REQUEST, axis="step")).hardware)
+    assert lines["utilization", "GPU-a"].bins[-1].last_x <= 500
+    again = [bucket for bucket in lines["utilization", "GPU-b"].bins if bucket.first_x >= 510]
     assert again and all(bucket.low is not None and bucket.low > 120 for bucket in again)
     over_time = by_name(busy.ask(REQUEST).hardware)
     # Nobody trained from five seconds before the second attempt on; the GPU that it left tells nothing any more.

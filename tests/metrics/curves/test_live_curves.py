@@ -20,8 +20,8 @@ from .conftest import BEGAN_AT, RUN, CurvesHome
 LOSS = ChartRequest(("loss",))
 
 
-def told(bins: Sequence[Bin]) -> tuple[object, ...]:
-    """The values of bins together, however they are cut."""
+def summary(bins: Sequence[Bin]) -> tuple[object, ...]:
+    """Sum up the values of bins, however they are cut."""
     lows = [bucket.low for bucket in bins if bucket.low is not None]
     highs = [bucket.high for bucket in bins if bucket.high is not None]
     return (
@@ -32,6 +32,11 @@ def told(bins: Sequence[Bin]) -> tuple[object, ...]:
         bins[0].first_x if lows else None,
         bins[-1].last_x if lows else None,
     )
+
+
+def comparable(value: float | None) -> float | str | None:
+    """Return the value, and a text for NaN, which equals nothing."""
+    return "NaN" if value is not None and math.isnan(value) else value
 
 
 def loss(home: CurvesHome, request: ChartRequest = LOSS) -> MetricCurve:
@@ -55,7 +60,7 @@ def test_a_spike_among_many_stays(home: CurvesHome) -> None:
     for axis in axes:
         curve = loss(home, replace(LOSS, axis=axis, bins=40))
         assert len(curve.bins) <= 40
-        assert told(curve.bins) == (11_999, 0, 0.0, 1e9, 0.0, 11_999.0), axis
+        assert summary(curve.bins) == (11_999, 0, 0.0, 1e9, 0.0, 11_999.0), axis
         assert curve.last == 11_999.0
         assert all(a.last_x <= b.first_x for a, b in zip(curve.bins, curve.bins[1:], strict=False))
         frame = home.ask(replace(LOSS, axis=axis)).frame
@@ -81,20 +86,19 @@ def test_reduced_or_not_the_curves_say_the_same(home: CurvesHome, monkeypatch: p
         plain = home.ask(request)
         assert plain.frame == data.frame
         for name in request.names:
-            one, other = data.curves[name], plain.curves[name]
-            assert [attempt.attempt for attempt in one.attempts] == [attempt.attempt for attempt in other.attempts], (
-                request
-            )
-            assert (one.problem, one.last == one.last and one.last) == (
-                other.problem,
-                other.last == other.last and other.last,
-            )
+            reduced_curve = data.curves[name]
+            plain_curve = plain.curves[name]
+            assert [attempt.attempt for attempt in reduced_curve.attempts] == [
+                attempt.attempt for attempt in plain_curve.attempts
+            ], request
+            assert reduced_curve.problem == plain_curve.problem
+            assert comparable(reduced_curve.last) == comparable(plain_curve.last)
             if request.window is None:
-                assert told(one.bins) == told(other.bins), request
-                assert told(one.redone) == told(other.redone), request
-            elif one.bins and told(other.bins)[2] is not None:
+                assert summary(reduced_curve.bins) == summary(plain_curve.bins), request
+                assert summary(reduced_curve.redone) == summary(plain_curve.redone), request
+            elif reduced_curve.bins and summary(plain_curve.bins)[2] is not None:
                 # Blocks reach over the ends of a window, by less than a bin.
-                assert told(one.bins)[0] >= told(other.bins)[0]
+                assert summary(reduced_curve.bins)[0] >= summary(plain_curve.bins)[0]
 
 
 def test_steps_that_were_done_again(home: CurvesHome) -> None:
@@ -103,14 +107,14 @@ def test_steps_that_were_done_again(home: CurvesHome) -> None:
     home.begin_at(2, 6000, first_step=3001)
     home.write(*({"step": step, "time": BEGAN_AT + 3000 + step, "loss": -1.0} for step in range(3001, 4001)))
     curve = loss(home, replace(LOSS, bins=100))
-    assert told(curve.bins) == (3001 + 1000, 0, -1.0, 3000.0, 0.0, 4000.0)
-    assert told(curve.redone) == (1999, 0, 3001.0, 4999.0, 3001.0, 4999.0)
+    assert summary(curve.bins) == (3001 + 1000, 0, -1.0, 3000.0, 0.0, 4000.0)
+    assert summary(curve.redone) == (1999, 0, 3001.0, 4999.0, 3001.0, 4999.0)
     first, second = curve.attempts
-    assert told(first.bins) == (5000, 0, 0.0, 4999.0, 0.0, 4999.0)
-    assert told(second.bins)[:4] == (1000, 0, -1.0, -1.0)
+    assert summary(first.bins) == (5000, 0, 0.0, 4999.0, 0.0, 4999.0)
+    assert summary(second.bins)[:4] == (1000, 0, -1.0, -1.0)
     assert next(bucket.gap_before for bucket in curve.bins if bucket.low == -1.0)
     over_time = loss(home, replace(LOSS, axis="time", bins=100))
-    assert over_time.redone == () and told(over_time.bins)[0] == 6000
+    assert over_time.redone == () and summary(over_time.bins)[0] == 6000
     trained = loss(home, replace(LOSS, axis="trained", bins=100))
     # Five seconds before the second attempt began the first was over; those are not training.
     assert trained.bins[-1].last_x == over_time.bins[-1].last_x - 5
@@ -121,7 +125,8 @@ def test_a_moving_average_is_the_same_in_every_window(home: CurvesHome) -> None:
     home.begin_at(1, 0)
     lines = ({"step": step, "time": BEGAN_AT + step, "loss": chance.gauss(5, 2)} for step in range(9000))
     home.write(*lines)
-    curves, request = RunCurves(RUN), replace(LOSS, smoothing=0.9)
+    curves = RunCurves(RUN)
+    request = replace(LOSS, smoothing=0.9)
     whole = home.ask(request, curves).curves["loss"]
     for window in ((2000.0, 4000.0), (3000.0, 3200.0), (0.0, 9000.0)):
         for reader in (curves, RunCurves(RUN)):
@@ -141,7 +146,7 @@ def test_following_says_what_a_new_look_says(home: CurvesHome) -> None:
         anew = home.ask(request)
         assert data.frame == anew.frame
         for name in request.names:
-            assert told(data.curves[name].bins) == told(anew.curves[name].bins)
+            assert summary(data.curves[name].bins) == summary(anew.curves[name].bins)
     assert data.names == ("loss", "late")
 
 
@@ -175,7 +180,9 @@ def test_epochs(home: CurvesHome, whole: bool) -> None:
         assert bucket.first is not None
         assert bucket.first_x == pytest.approx(bucket.first / 1000, abs=0.07)
     narrow = home.ask(replace(request, window=(2.0, 2.5))).curves["loss"]
-    assert told(narrow.bins)[2] == pytest.approx(2000, abs=70) and told(narrow.bins)[3] == pytest.approx(2500, abs=70)
+    assert summary(narrow.bins)[2] == pytest.approx(2000, abs=70) and summary(narrow.bins)[3] == pytest.approx(
+        2500, abs=70
+    )
 
 
 def test_any_name_can_be_asked_for(home: CurvesHome) -> None:
@@ -183,8 +190,8 @@ def test_any_name_can_be_asked_for(home: CurvesHome) -> None:
     home.begin_at(1, 0)
     # The first are reduced, the last are not.
     home.write(*({"step": step, **dict.fromkeys(names, 0.5), "a": {"b": 7}, "loss": 9} for step in range(600)))
-    found = {name: told(home.ask(ChartRequest((name,))).curves[name].bins)[:4] for name in names}
-    assert found == dict.fromkeys(names, (600, 0, 0.5, 0.5))
+    summaries = {name: summary(home.ask(ChartRequest((name,))).curves[name].bins)[:4] for name in names}
+    assert summaries == dict.fromkeys(names, (600, 0, 0.5, 0.5))
 
 
 def test_words_truth_and_lists_are_no_values(home: CurvesHome) -> None:
@@ -192,18 +199,18 @@ def test_words_truth_and_lists_are_no_values(home: CurvesHome) -> None:
     values = [3, "three", [1], None, True, {"x": 1}, "NaN", "Infinity"]
     home.write(*({"step": step, "odd": values[step % len(values)]} for step in range(600)))
     curve = home.ask(ChartRequest(("odd",))).curves["odd"]
-    assert told(curve.bins)[:4] == (225, 75, 3.0, 3.0)
+    assert summary(curve.bins)[:4] == (225, 75, 3.0, 3.0)
 
 
 def test_other_ranks_and_other_runs_are_left_out(home: CurvesHome) -> None:
     home.begin_at(1, 0)
     home.add_run("run-2")
-    other = home.file.with_name("other.jsonl")
-    home.ingest.open_source("run-2", str(other), "jsonl")
+    second_file = home.file.with_name("other.jsonl")
+    home.ingest.open_source("run-2", str(second_file), "jsonl")
     home.ingest.begin_attempt("run-2", 1)
-    other.write_text("".join(f'{{"step": {step}, "loss": 99}}\n' for step in range(600)))
+    second_file.write_text("".join(f'{{"step": {step}, "loss": 99}}\n' for step in range(600)))
     home.write(*({"step": step, "rank": rank, "loss": float(rank)} for step in range(600) for rank in range(2)))
-    assert told(loss(home).bins)[:4] == (600, 0, 0.0, 0.0)
+    assert summary(loss(home).bins)[:4] == (600, 0, 0.0, 0.0)
 
 
 # --- on a logarithmic axis

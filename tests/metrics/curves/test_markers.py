@@ -31,16 +31,16 @@ def test_places(eventful: CurvesHome) -> None:
         ("time", [("start", 0), ("checkpoint", 95), ("incident", 110), ("restart", 120), ("alert", 140)]),
         ("trained", [("start", 0), ("checkpoint", 95), ("incident", 110), ("restart", 115), ("alert", 135)]),
     ]:
-        found = eventful.ask(ChartRequest(axis=axis)).markers
-        assert [(marker.kind, marker.x) for marker in found] == [
+        markers = eventful.ask(ChartRequest(axis=axis)).markers
+        assert [(marker.kind, marker.x) for marker in markers] == [
             (kind, pytest.approx(x, abs=0.6)) for kind, x in expected
         ], (axis, expected)
 
 
 def test_words(eventful: CurvesHome) -> None:
-    words = {marker.kind: (marker.word, marker.text, marker.attempt) for marker in eventful.ask(ChartRequest()).markers}
-    assert words["restart"] == ("↻1", "attempt 2 from step 80", 2)
-    assert words["checkpoint"] == ("ckpt", "checkpoint step_80.pt", 1)
-    assert words["alert"] == ("gpu hot", "It is hot.", 2)
-    kind, text, _ = words["incident"]
+    texts = {marker.kind: (marker.word, marker.text, marker.attempt) for marker in eventful.ask(ChartRequest()).markers}
+    assert texts["restart"] == ("↻1", "attempt 2 from step 80", 2)
+    assert texts["checkpoint"] == ("ckpt", "checkpoint step_80.pt", 1)
+    assert texts["alert"] == ("gpu hot", "It is hot.", 2)
+    kind, text, _ = texts["incident"]
     assert kind == "cuda oom" and "\x1b" not in text

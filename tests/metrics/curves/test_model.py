@@ -10,6 +10,8 @@ from gputui.metrics.curves.bins import average_at, smooth_bins
 from gputui.metrics.curves.names import filter_names, is_set
 from gputui.metrics.draw.envelope import reduce
 
+NAMES = ("loss", "val/loss", "val/acc", "lr", "grad_norm", "Layer.0.norm")
+
 
 def test_a_constant_stays_what_it_is_from_the_first_bin_on() -> None:
     smoothed = smooth_bins(reduce([(float(x), 7.0) for x in range(100)], 100), 0.99)
@@ -38,9 +40,6 @@ def test_what_is_set_and_what_is_measured() -> None:
     settings = ["lr", "learning_rate", "epoch", "optim/lr", "lr_head", "train.lr", "total_steps", "base_lr"]
     measured = ["loss", "val/loss", "grad_norm", "samples_per_s", "blr", "colour", "total_loss", "train/total_loss"]
     assert [name for name in settings + measured if is_set(name)] == settings
-
-
-NAMES = ("loss", "val/loss", "val/acc", "lr", "grad_norm", "Layer.0.norm")
 
 
 def test_patterns() -> None:

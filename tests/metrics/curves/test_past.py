@@ -40,11 +40,8 @@ def test_a_curve_ends_at_the_moment(resumed: CurvesHome) -> None:
         assert curve.last == 450.0, (axis, end, within)
         assert [attempt.attempt for attempt in curve.attempts] == [1] and curve.redone == (), (axis, end, within)
         assert then.frame.end == curve.bins[-1].last_x, (axis, end, within)
-        assert whole.curves["loss"].bins[-1].last_x > curve.bins[-1].last_x, (
-            axis,
-            end,
-            within,
-        )  # the whole is as it was
+        # Cutting leaves the whole curve as it was.
+        assert whole.curves["loss"].bins[-1].last_x > curve.bins[-1].last_x, (axis, end, within)
 
 
 def test_what_was_redone_later_had_not_been_then(resumed: CurvesHome) -> None:

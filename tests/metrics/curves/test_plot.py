@@ -11,6 +11,8 @@ from gputui.metrics.draw.export import csv_text, export
 
 from .conftest import BEGAN_AT, CurvesHome
 
+POINTS = [(0.0, 5.0), (1.0, 4.0), (10.0, 3.0), (11.0, math.nan), (20.0, math.inf)]
+
 
 def asked(home: CurvesHome, request: ChartRequest) -> ChartData:
     home.begin_at(1, 0)
@@ -23,21 +25,18 @@ def asked(home: CurvesHome, request: ChartRequest) -> ChartData:
 
 def test_a_curve_stands_before_its_shadows(home: CurvesHome) -> None:
     data = asked(home, ChartRequest(("loss", "lr"), smoothing=0.9))
-    made = drawing(data, "run-1")
-    shown = [(curve.label, curve.style, curve.is_shadow) for curve in made.curves]
-    assert shown == [
+    picture = drawing(data, "run-1")
+    curves = [(curve.label, curve.style, curve.is_shadow) for curve in picture.curves]
+    assert curves == [
         ("loss (redone)", "series.0", True), ("loss (measured)", "series.0", True), ("loss", "series.0", False),
         ("lr (redone)", "series.1", True), ("lr", "series.1", False),
     ]  # fmt: skip
-    assert [(marker.x, marker.label, marker.is_line) for marker in made.markers] == [
+    assert [(marker.x, marker.label, marker.is_line) for marker in picture.markers] == [
         (100.0, "ckpt", False), (200.0, "↻1", True),
     ]  # fmt: skip
-    assert "lr (redone),200.0" in csv_text(made.curves)
+    assert "lr (redone),200.0" in csv_text(picture.curves)
     for kind in ("csv", "svg"):
-        assert export(kind, made)  # type: ignore[arg-type]
-
-
-POINTS = [(0.0, 5.0), (1.0, 4.0), (10.0, 3.0), (11.0, math.nan), (20.0, math.inf)]
+        assert export(kind, picture)  # type: ignore[arg-type]
 
 
 def test_the_nearest_value_finite_or_not() -> None:

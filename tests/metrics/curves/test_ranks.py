@@ -31,11 +31,11 @@ def times(home: CurvesHome, request: ChartRequest = TIMES, curves: RunCurves | N
 def test_each_rank_has_its_own_curve(home: CurvesHome) -> None:
     home.begin_at(1, 0)
     home.write(*lines(0, 700))  # some reduced, some not
-    found = times(home)
-    assert [curve.rank for curve in found.curves] == [0, 1, 2] and not found.is_sampled
-    assert [curve.last for curve in found.curves] == [1.0, 1.0, 2.0]
-    assert all(sum(bucket.points for bucket in curve.bins) == 700 for curve in found.curves)
-    assert {bucket.high for bucket in found.curves[2].bins} == {2.0}
+    data = times(home)
+    assert [curve.rank for curve in data.curves] == [0, 1, 2] and not data.is_sampled
+    assert [curve.last for curve in data.curves] == [1.0, 1.0, 2.0]
+    assert all(sum(bucket.points for bucket in curve.bins) == 700 for curve in data.curves)
+    assert {bucket.high for bucket in data.curves[2].bins} == {2.0}
 
 
 def test_steps_that_were_done_again_are_those_of_the_newest_attempt(home: CurvesHome) -> None:
@@ -43,9 +43,9 @@ def test_steps_that_were_done_again_are_those_of_the_newest_attempt(home: Curves
     home.write(*lines(0, 100, slow=0))
     home.begin_at(2, 200, first_step=50)
     home.write(*lines(50, 80, at=200.0))
-    own = times(home).curves[0]
-    assert sum(bucket.points for bucket in own.bins) == 80
-    assert {bucket.high for bucket in own.bins if bucket.first_x >= 50} == {1.0}
-    assert [bucket.first_x for bucket in own.bins if bucket.gap_before] == [50.0]
+    curve = times(home).curves[0]
+    assert sum(bucket.points for bucket in curve.bins) == 80
+    assert {bucket.high for bucket in curve.bins if bucket.first_x >= 50} == {1.0}
+    assert [bucket.first_x for bucket in curve.bins if bucket.gap_before] == [50.0]
     over_time = times(home, ChartRequest(ranked=("step_time",), axis="time")).curves[0]
     assert sum(bucket.points for bucket in over_time.bins) == 130

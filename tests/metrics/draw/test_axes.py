@@ -11,8 +11,8 @@ from gputui.metrics.draw.axes import LinearScale
 from gputui.metrics.draw.parts import XAxis
 from gputui.metrics.draw.x_axis import x_ticks
 
-SPANS = st.tuples(st.floats(-1e12, 1e12), st.floats(1e-6, 1e12)).map(lambda each: (each[0], each[0] + each[1]))
-POSITIVE = st.tuples(st.floats(1e-12, 1e12), st.floats(1.01, 1e9)).map(lambda each: (each[0], each[0] * each[1]))
+SPANS = st.tuples(st.floats(-1e12, 1e12), st.floats(1e-6, 1e12)).map(lambda pair: (pair[0], pair[0] + pair[1]))
+POSITIVE = st.tuples(st.floats(1e-12, 1e12), st.floats(1.01, 1e9)).map(lambda pair: (pair[0], pair[0] * pair[1]))
 
 
 @pytest.mark.parametrize("find", [axes.linear_ticks, axes.whole_ticks, axes.time_ticks])
@@ -86,7 +86,8 @@ def test_examples() -> None:
 
 
 def test_steps_have_ticks_at_whole_numbers_only() -> None:
-    few, fraction = LinearScale(0.0, 3.0), LinearScale(0.0, 0.9)
+    few = LinearScale(0.0, 3.0)
+    fraction = LinearScale(0.0, 0.9)
     assert x_ticks(fraction, XAxis("epoch"), 2)[0] == [0.0, 0.5]
     assert x_ticks(few, XAxis("step", kind="count"), 8) == ([0.0, 1.0, 2.0, 3.0], ["0", "1", "2", "3"])
     assert x_ticks(fraction, XAxis("step", kind="count"), 8)[0] == [0.0]

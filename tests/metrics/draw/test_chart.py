@@ -50,13 +50,13 @@ def drawn(points: Series, width: int = 40, height: int = 8, kind: str = "linear"
     st.lists(st.floats(-1e9, 1e9), max_size=3),
 )
 def test_every_line_fills_its_width(
-    kind: str, axis_kind: str, first: Series, two: Series, width: int, height: int, marks: list[float]
+    kind: str, axis_kind: str, first: Series, second: Series, width: int, height: int, marks: list[float]
 ) -> None:
     lines = draw_chart(
         Chart(
             [
                 Curve(reduce(first, 2 * max(1, width)), "series.0", "one", 1.5),
-                Curve(reduce(two, 300), "series.1", "two", math.nan),
+                Curve(reduce(second, 300), "series.1", "two", math.nan),
             ],
             title="a title",
             x_axis=XAxis("step", kind="time" if axis_kind == "time" else "number"),
@@ -66,8 +66,8 @@ def test_every_line_fills_its_width(
         width,
         height,
     )
-    shown = height if width else 0
-    assert [sum(cell_width(text) for text, _ in line) for line in lines] == [width] * shown
+    row_count = height if width else 0
+    assert [sum(cell_width(text) for text, _ in line) for line in lines] == [width] * row_count
     assert all(text for line in lines for text, _ in line)
 
 

@@ -79,12 +79,13 @@ def test_what_was_reduced_elsewhere_says_what_its_points_say(
     points: list[tuple[float, float]], size: int, capacity: int
 ) -> None:
     points = sorted(points, key=lambda point: point[0])
-    plain, taken = Buckets(1.0, capacity), Buckets(1.0, capacity)
+    plain = Buckets(1.0, capacity)
+    merged = Buckets(1.0, capacity)
     extend(plain, points)
     for begin in range(0, len(points), size):
-        (made,) = reduce(points[begin : begin + size], 1)
-        taken.add_bin(made)
-    for buckets in (plain, taken):
+        (entry,) = reduce(points[begin : begin + size], 1)
+        merged.add_bin(entry)
+    for buckets in (plain, merged):
         bins = buckets.bins(1 << 20)
         assert len(bins) <= capacity
         check_totals(points, bins)

@@ -43,8 +43,8 @@ def test_csv_holds_every_bin_exactly_and_leaves_empty_what_is_unknown() -> None:
 
 def test_svg_is_a_document_with_the_words_in_it() -> None:
     root = ElementTree.fromstring(svg_text(picture(DRAWING)))
-    words = {element.text for element in root.iter() if element.tag.endswith("text")}
-    assert {"vit <b>&", "loss 1.030", "step", "↻1", "5k", "0"} <= words
+    texts = {element.text for element in root.iter() if element.tag.endswith("text")}
+    assert {"vit <b>&", "loss 1.030", "step", "↻1", "5k", "0"} <= texts
     lines = [element for element in root.iter() if element.tag.endswith("polyline")]
     assert max(len((line.get("points") or "").split()) for line in lines) > 390
 
@@ -76,16 +76,16 @@ def test_any_series_makes_a_sheet(points: list[tuple[float, float]], kind: str, 
 
 def test_text_that_no_document_may_hold() -> None:
     root = ElementTree.fromstring(svg_text(picture(Chart([], "a\x00\x1b[31m\ud800b"))))
-    shown = "".join(root.itertext())
-    assert "\x1b" not in shown and "\x00" not in shown and "\ud800" not in shown
+    text = "".join(root.itertext())
+    assert "\x1b" not in text and "\x00" not in text and "\ud800" not in text
 
 
 def test_png() -> None:
     from PIL import Image
 
-    made = Image.open(io.BytesIO(png_bytes(picture(DRAWING), scale=1)))
-    assert made.size == (1200, 600)
-    colours = {colour for _, colour in made.convert("RGB").getcolors(1 << 20)}
+    image = Image.open(io.BytesIO(png_bytes(picture(DRAWING), scale=1)))
+    assert image.size == (1200, 600)
+    colours = {colour for _, colour in image.convert("RGB").getcolors(1 << 20)}
     assert (0x00, 0x72, 0xB2) in colours and (255, 255, 255) in colours
 
 

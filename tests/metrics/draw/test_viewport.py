@@ -9,6 +9,8 @@ from gputui.metrics.draw.viewport import Extent, Viewport, next_point
 
 RUN = Extent(0.0, 9440.0)
 
+LOG = Extent(0.0, 40_000.0).logarithmic()
+
 
 def bins(*xs: float) -> list[Bin]:
     return [Bin(x, x, 1.0, 1.0, 1.0, 1.0, 1) for x in xs]
@@ -46,12 +48,12 @@ def test_what_is_under_the_crosshair_stays_in_its_place() -> None:
 
 def test_panning_stays_within_the_run_and_follows_at_its_end() -> None:
     view = Viewport(1000.0)
-    left = view.panned(RUN, -1)
-    assert left.window(RUN)[1] == view.window(RUN)[1] - 250
+    panned = view.panned(RUN, -1)
+    assert panned.window(RUN)[1] == view.window(RUN)[1] - 250
     for _ in range(100):
-        left = left.panned(RUN, -1)
-    assert left.window(RUN) == (0.0, 1000.0)
-    right = left
+        panned = panned.panned(RUN, -1)
+    assert panned.window(RUN) == (0.0, 1000.0)
+    right = panned
     for _ in range(100):
         right = right.panned(RUN, 1)
     assert right.end is None and right.window(RUN)[1] >= 9440
@@ -72,17 +74,15 @@ def test_the_crosshair_steps_from_point_to_point() -> None:
 
 # --- on a logarithmic axis
 
-LOG = Extent(0.0, 40_000.0).logarithmic()
-
 
 def test_zooming_and_panning_on_it_keep_the_ratio_of_the_ends() -> None:
     near = Viewport().zoomed_in(LOG, 100.0)
     start, end = near.window(LOG)
     assert start == pytest.approx(10.0) and end / start == pytest.approx(50_000**0.5)
     assert near.zoomed_out(LOG, 100.0) == Viewport()
-    left = near.panned(LOG, -1)
-    assert left.window(LOG)[1] / left.window(LOG)[0] == pytest.approx(50_000**0.5)
-    assert left.window(LOG)[0] == pytest.approx(10.0 / 50_000**0.125)
+    panned = near.panned(LOG, -1)
+    assert panned.window(LOG)[1] / panned.window(LOG)[0] == pytest.approx(50_000**0.5)
+    assert panned.window(LOG)[0] == pytest.approx(10.0 / 50_000**0.125)
     newest = near
     for _ in range(20):
         newest = newest.panned(LOG, 1)

@@ -129,10 +129,10 @@ def imagenet() -> Iterator[Printed]:
 
 def mnist() -> Iterator[Printed]:
     for epoch in range(1, 5):
-        for seen in range(0, 60000, 1280):
-            step = (epoch - 1) * 60000 + seen
+        for samples in range(0, 60000, 1280):
+            step = (epoch - 1) * 60000 + samples
             yield Printed(
-                f"Train Epoch: {epoch} [{seen}/60000 ({seen // 600}%)]\tLoss: {falling(step // 640):.6f}",
+                f"Train Epoch: {epoch} [{samples}/60000 ({samples // 600}%)]\tLoss: {falling(step // 640):.6f}",
                 {"step": step, "loss": falling(step // 640)},
             )
         values = {"test/loss": round(0.2 / epoch, 4), "test/accuracy": (9000 + epoch) / 10000}

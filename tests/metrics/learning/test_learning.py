@@ -40,6 +40,40 @@ PREFIXES = {
     "colours": "\x1b[32m",
 }
 
+WORDS = ["loss", "step", "acc", "val", "a", "b", "c", "d", "e", "1", "0.5", "3/4"]
+HOSTILE: dict[str, Callable[[random.Random], str]] = {
+    "another shape each": lambda chance: " ".join(chance.choices(WORDS, k=14)),
+    "long": lambda chance: " ".join(chance.choices(WORDS, k=500))[:2000],
+    "brackets": lambda chance: "[{(" * chance.randrange(300) + "loss 0.5",
+    "numbers": lambda chance: "1 " * chance.randrange(900),
+    "digits": lambda chance: "9" * 2000,
+    "commas": lambda chance: "loss " + "1," * 900,
+    "spaces": lambda chance: "loss" + " " * 1900 + "5",
+    "open boxes": lambda chance: f"| loss{chance.random()} | 0.5 |",
+    "open dictionaries": lambda chance: "{" * chance.randrange(9) + "'loss': 0.5,",
+    "bars": lambda chance: f"{chance.randrange(99)}%|" + "█" * chance.randrange(900) + f"| {chance.randrange(9**9)}/5",
+    "pids": lambda chance: f"(A pid={chance.randrange(10**9)}) {{'loss': 0.5",
+    "bytes": lambda chance: chance.randbytes(200).decode("latin-1").replace("\n", ""),
+}
+
+BEGINNINGS = [
+    "", "loss ", "step 1 loss 0.5 ", "step 1 loss 0.5 [", "| loss | ", "{'loss': ", 'loss: "', "a='", "(A pid=1", "9%|",
+    "[rank0", "/", "█",
+]  # fmt: skip
+REPEATED = [
+    "|", "| ", "|9", "9", "9.", "9,", "9 ", "9, ", "0.5,", "9m", "9:", "9/", "9 of ", ".", ",000", "[", "(", "{", "[=",
+    "]", " ", "\t", "'", '"', "' ", "a", "f", "é", "a.", "a-", "a1", "a 9|.[\"' ", "/a", "a.py", "INFO ", "a - ", "█ ",
+    "tensor(1,", "1.5it/s ",
+]  # fmt: skip
+
+PIECES = st.sampled_from([
+    "loss", "Loss:", "step", "epoch", "=", ":", " ", "  ", "\t", "|", "[", "]", "(", ")", "{", "}", "'", '"', "/", "%",
+    "-", "0.5", "12", "3/10", "nan", "1e-5", "1,234", "val", "train", "━━", "█", "tensor(", "10:00:01", "12.3MB/s",
+    "---------", "|", "│ ", "9" * 17, "9" * 20, "9" * 400, "9" * 1_900, "k", ",000", "rank", "pid=", "(A ",
+])  # fmt: skip
+
+BAR = "{percent}%|###       | {place}/{total} [00:{place:02d}<00:09, 9.1it/s{values}]"
+
 
 def without_epoch(record: Record) -> Record:
     return {name: value for name, value in record.items() if name != "epoch"}
@@ -61,6 +95,22 @@ def is_near(record: Record, expected: Record) -> bool:
 def plain() -> dict[str, list[Record]]:
     """The records of each form, with nothing around its lines."""
     return {name: watch(output(form())).records for name, form in FORMS.items()}
+
+
+def bar(place: int, total: int = 50, values: str = "") -> str:
+    return "\r" + BAR.format(percent=100 * place // total, place=place, total=total, values=values)
+
+
+def behind_bars(form: str, values: str, printed_at: int) -> str:
+    text = ""
+    for epoch in range(1, 7):
+        for place in range(1, 51):
+            text += bar(place, values=values.format(place=place))
+            if place == printed_at:
+                # Now and then a newline stands between the two.
+                text += "\n" if epoch == 4 else ""
+                text += form.format(epoch=epoch, place=place, loss=f"0.{90 - epoch}5") + "\n"
+    return text
 
 
 @table(("name", "form"), FORMS.items())
@@ -108,7 +158,8 @@ def test_noise_between_the_lines_changes_nothing(plain: dict[str, list[Record]])
     for name, form in FORMS.items():
         lines = []
         for part in form():
-            begin, count = chance.randrange(len(noise)), chance.choice((0, 0, 1, 3))
+            begin = chance.randrange(len(noise))
+            count = chance.choice((0, 0, 1, 3))
             lines += [*noise[begin : begin + count], *lines_of(part.text)]
         if watch("\n".join(lines)).records != plain[name]:
             wrong.append(name)
@@ -142,8 +193,8 @@ def test_numbers(text: str, value: float | str) -> None:
         .reader.restarted()
         .learned
     )
-    wanted = watch("\n".join([*(f"step {step} loss: {text}, acc 0.{step}" for step in range(9))]), shapes).records
-    assert [record["loss"] for record in wanted] == [value] * 9
+    read_records = watch("\n".join([*(f"step {step} loss: {text}, acc 0.{step}" for step in range(9))]), shapes).records
+    assert [record["loss"] for record in read_records] == [value] * 9
 
 
 @table(("label", "name"), [
@@ -212,23 +263,6 @@ def test_what_is_not_sure_is_said() -> None:
     assert "19 lines" in remark
 
 
-WORDS = ["loss", "step", "acc", "val", "a", "b", "c", "d", "e", "1", "0.5", "3/4"]
-HOSTILE: dict[str, Callable[[random.Random], str]] = {
-    "another shape each": lambda chance: " ".join(chance.choices(WORDS, k=14)),
-    "long": lambda chance: " ".join(chance.choices(WORDS, k=500))[:2000],
-    "brackets": lambda chance: "[{(" * chance.randrange(300) + "loss 0.5",
-    "numbers": lambda chance: "1 " * chance.randrange(900),
-    "digits": lambda chance: "9" * 2000,
-    "commas": lambda chance: "loss " + "1," * 900,
-    "spaces": lambda chance: "loss" + " " * 1900 + "5",
-    "open boxes": lambda chance: f"| loss{chance.random()} | 0.5 |",
-    "open dictionaries": lambda chance: "{" * chance.randrange(9) + "'loss': 0.5,",
-    "bars": lambda chance: f"{chance.randrange(99)}%|" + "█" * chance.randrange(900) + f"| {chance.randrange(9**9)}/5",
-    "pids": lambda chance: f"(A pid={chance.randrange(10**9)}) {{'loss': 0.5",
-    "bytes": lambda chance: chance.randbytes(200).decode("latin-1").replace("\n", ""),
-}
-
-
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_a_hostile_log_costs_a_bounded_amount(kind: str) -> None:
     chance = random.Random(1)
@@ -243,17 +277,6 @@ def test_a_hostile_log_costs_a_bounded_amount(kind: str) -> None:
     tracemalloc.stop()
     assert grown < 1 << 20
     assert len(msgspec.json.encode(reader.learned)) < 400_000
-
-
-BEGINNINGS = [
-    "", "loss ", "step 1 loss 0.5 ", "step 1 loss 0.5 [", "| loss | ", "{'loss': ", 'loss: "', "a='", "(A pid=1", "9%|",
-    "[rank0", "/", "█",
-]  # fmt: skip
-REPEATED = [
-    "|", "| ", "|9", "9", "9.", "9,", "9 ", "9, ", "0.5,", "9m", "9:", "9/", "9 of ", ".", ",000", "[", "(", "{", "[=",
-    "]", " ", "\t", "'", '"', "' ", "a", "f", "é", "a.", "a-", "a1", "a 9|.[\"' ", "/a", "a.py", "INFO ", "a - ", "█ ",
-    "tensor(1,", "1.5it/s ",
-]  # fmt: skip
 
 
 def test_a_long_line_is_read_in_milliseconds() -> None:
@@ -323,13 +346,6 @@ def test_learning_from_lines_that_never_come_again_ends() -> None:
     assert reader.has_news
 
 
-PIECES = st.sampled_from([
-    "loss", "Loss:", "step", "epoch", "=", ":", " ", "  ", "\t", "|", "[", "]", "(", ")", "{", "}", "'", '"', "/", "%",
-    "-", "0.5", "12", "3/10", "nan", "1e-5", "1,234", "val", "train", "━━", "█", "tensor(", "10:00:01", "12.3MB/s",
-    "---------", "|", "│ ", "9" * 17, "9" * 20, "9" * 400, "9" * 1_900, "k", ",000", "rank", "pid=", "(A ",
-])  # fmt: skip
-
-
 @given(st.lists(st.lists(PIECES, max_size=14).map("".join), max_size=12), st.binary(max_size=40))
 @example([f"loss {'9' * 400} step 1", f"Epoch {'9' * 400}"], b"loss 1")
 @example([f"[rank{'9' * 400}]: step {step} loss 0.5{step}" for step in range(4)], b"loss 1")
@@ -361,13 +377,6 @@ def test_a_line_written_above_a_bar_has_the_place_of_the_bar_drawn_next(restart_
     assert [(record["step"], record["total_steps"]) for record in records] == [(step, 50) for step in range(5, 41, 5)]
 
 
-BAR = "{percent}%|###       | {place}/{total} [00:{place:02d}<00:09, 9.1it/s{values}]"
-
-
-def bar(place: int, total: int = 50, values: str = "") -> str:
-    return "\r" + BAR.format(percent=100 * place // total, place=place, total=total, values=values)
-
-
 @table(("form", "values", "names"), [
     ("Epoch {epoch} loss {loss}", "", {"loss"}),
     ("Epoch {epoch} loss {loss}", ", gnorm=0.{place}", {"loss", "gnorm"}),
@@ -383,18 +392,6 @@ def test_a_line_behind_a_bar_is_read(form: str, values: str, names: set[str]) ->
         losses = [record["loss"] for record in records if "loss" in record]
         assert losses == pytest.approx([0.905 - epoch / 100 for epoch in range(1, 7)])
         assert set().union(*records) >= names
-
-
-def behind_bars(form: str, values: str, printed_at: int) -> str:
-    text = ""
-    for epoch in range(1, 7):
-        for place in range(1, 51):
-            text += bar(place, values=values.format(place=place))
-            if place == printed_at:
-                # Now and then a newline stands between the two.
-                text += "\n" if epoch == 4 else ""
-                text += form.format(epoch=epoch, place=place, loss=f"0.{90 - epoch}5") + "\n"
-    return text
 
 
 def test_what_belongs_to_a_bar_stays_with_it() -> None:

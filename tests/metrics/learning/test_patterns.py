@@ -112,7 +112,8 @@ def test_a_pattern_that_is_offered_reads_the_lines_of_its_form(form: str) -> Non
     for shape in watch(text).reader.learned.shapes:
         pattern = profile_pattern(shape)
         if pattern is not None:
-            reader, format_of = ShapeReader(shape), OutputPatterns([pattern])
+            reader = ShapeReader(shape)
+            format_of = OutputPatterns([pattern])
             lines = [line for line in lines_of(text) if reader.match(split_prefix(line)[0]) is not None]
             read_lines = [line for line in lines if isinstance(format_of.parse(line.encode()), ParsedLine)]
             assert len(read_lines) >= 0.9 * len(lines), pattern

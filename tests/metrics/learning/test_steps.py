@@ -8,6 +8,13 @@ from tests.tables import table
 
 from .watching import watch
 
+FOLD = range(1, 9)
+STEPS = range(10, 101, 10)
+IN_EPOCHS = (20, 60, 100)
+
+LOSS = "{{'loss': {v}, 'epoch': {e}}}"
+EVALUATED = "{{'eval_loss': {v}}}"
+
 
 def steps(lines: Iterable[str]) -> list[int]:
     return [record["step"] for record in watch("\n".join(lines)).records]
@@ -27,6 +34,17 @@ def places(form: str, numbers: Iterable[int], within: Iterable[int]) -> list[str
     ]
 
 
+def bars(total: int, line: str = "") -> str:
+    """A bar of a training, with a line above it each ten steps."""
+    text = ""
+    for place in range(1, total + 1):
+        drawn = f"\r{100 * place // total}%|###  | {place}/{total} [00:{place % 60:02d}<00:09, 9.1it/s]"
+        text += drawn
+        if line and place % 10 == 0:
+            text += f"\r{' ' * 40}\r{line.format(v=round(1 / place, 4), e=place / 50)}\n{drawn}"
+    return text + "\n"
+
+
 @table(("lines", "expected"), [
     (epochs("Epoch {e}/10 loss {v}", range(5, 11)), [*range(5, 11)]),
     (epochs("Epoch {e}/10\n36/36 - 1s - {e}ms/step - loss: {v}", range(5, 11)), [36 * e for e in range(5, 11)]),
@@ -36,11 +54,6 @@ def places(form: str, numbers: Iterable[int], within: Iterable[int]) -> list[str
 ])  # fmt: skip
 def test_a_resumed_script_counts_from_the_epoch_that_it_prints(lines: list[str], expected: list[int]) -> None:
     assert steps(lines) == expected
-
-
-FOLD = range(1, 9)
-STEPS = range(10, 101, 10)
-IN_EPOCHS = (20, 60, 100)
 
 
 @table(("lines", "expected"), [
@@ -132,20 +145,6 @@ def test_a_test_line_has_names_and_the_step_of_the_training() -> None:
     assert [(record["step"], record["test/loss"], record["test/accuracy"]) for record in records] == [
         (3, 0.5, 0.01), (6, 0.333, 0.01), (9, 0.25, 0.01)
     ]  # fmt: skip
-
-
-def bars(total: int, line: str = "") -> str:
-    """A bar of a training, with a line above it each ten steps."""
-    text = ""
-    for place in range(1, total + 1):
-        drawn = f"\r{100 * place // total}%|###  | {place}/{total} [00:{place % 60:02d}<00:09, 9.1it/s]"
-        text += drawn
-        if line and place % 10 == 0:
-            text += f"\r{' ' * 40}\r{line.format(v=round(1 / place, 4), e=place / 50)}\n{drawn}"
-    return text + "\n"
-
-
-LOSS, EVALUATED = "{{'loss': {v}, 'epoch': {e}}}", "{{'eval_loss': {v}}}"
 
 
 @table(("text", "expected"), [

@@ -42,7 +42,8 @@ def watch(
     lines: Sequence[bytes] = [line.encode() for line in lines_of(text)]
     begin = learned or Learned()
     for _ in range(100):
-        reader, records = LearnedLines(begin, batch_size=batch_size), []
+        reader = LearnedLines(begin, batch_size=batch_size)
+        records = []
         for number, line in enumerate(lines, 1):
             records += _record(reader.parse(line))
             if reader.has_news:
