@@ -59,7 +59,9 @@ def lay_out(directory: Path, files: dict[str, str]) -> None:
         path.write_text(text, encoding="utf-8")
 
 
-def report(codes: dict[int, int], *, root: int, asked: tuple[int, ...] = (), time: str = "2026-11-20_17:42:04") -> str:
+def report(
+    codes: dict[int, int], *, root: int, signalled: tuple[int, ...] = (), time: str = "2026-11-20_17:42:04"
+) -> str:
     """torchrun's output for ranks that ended with these codes (negative for signals)."""
 
     def entry(index: int, rank: int) -> str:
@@ -73,10 +75,11 @@ def report(codes: dict[int, int], *, root: int, asked: tuple[int, ...] = (), tim
         )
 
     prefix = "W1120 17:41:57.834000 18925 torch/distributed/elastic/multiprocessing/api.py:1028]"
-    sent = "".join(f"{prefix} Sending process {700 + rank} closing signal SIGTERM\n" for rank in asked)
+    sent = "".join(f"{prefix} Sending process {700 + rank} closing signal SIGTERM\n" for rank in signalled)
     others = "".join(entry(i, rank) for i, rank in enumerate(codes) if rank != root) or "  <NO_OTHER_FAILURES>\n"
     root_cause = f"Root Cause (first observed failure):\n{entry(0, root)}"
-    line, dash = "=" * 60 + "\n", "-" * 60 + "\n"
+    line = "=" * 60 + "\n"
+    dash = "-" * 60 + "\n"
     return (
         f'{sent}Traceback (most recent call last):\n  File "run.py", line 1, in run\n'
         "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n"
@@ -102,7 +105,7 @@ def traceback(
 def rank_failed(directory: Path, stderr: str, *, code: int = 1, stdout: str = "", **more: Any) -> Evidence:
     """Two ranks under torchrun: rank 1 ended with ``code`` after printing this, rank 0 lost the connection to it."""
     files = {
-        "output.log": report({0: -15, 1: code}, root=1, asked=(0,)),
+        "output.log": report({0: -15, 1: code}, root=1, signalled=(0,)),
         "ranks/0/stderr.log": PEER_LOST.format(rank=0),
         "ranks/1/stderr.log": stderr,
         "ranks/1/stdout.log": stdout,

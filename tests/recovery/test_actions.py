@@ -36,8 +36,8 @@ SHRUNK = {
 
 
 def test_shrink() -> None:
-    found = {pair: shrink(*pair, Grain()) for pair in SHRUNK}
-    assert found == {pair: None if smaller is None else Pair(*smaller) for pair, smaller in SHRUNK.items()}
+    shrunk = {pair: shrink(*pair, Grain()) for pair in SHRUNK}
+    assert shrunk == {pair: None if smaller is None else Pair(*smaller) for pair, smaller in SHRUNK.items()}
 
 
 def test_batch_and_accumulation_change_together() -> None:
@@ -45,8 +45,8 @@ def test_batch_and_accumulation_change_together() -> None:
     assert isinstance(result, AppliedAction)
     changed = apply_changes({"batch_size": 16, "grad_accum": 3, "lr": 0.1}, (result,))
     assert changed == {"batch_size": 12, "grad_accum": 4, "lr": 0.1}
-    told = result.to_json()
-    assert told["changes"] == [
+    fields = result.to_json()
+    assert fields["changes"] == [
         {"parameter": "batch_size", "from": 16, "to": 12},
         {"parameter": "grad_accum", "from": 3, "to": 4},
     ]

@@ -20,6 +20,11 @@ OOM = Incident("cuda_oom", 1, 40, "rank 1 ran out of GPU memory", "f" * 16, ())
 ASSERTS = Incident("user_exception", 0, None, "rank 0 raised an exception (AssertionError)", "e" * 16, ())
 NANOGPT: dict[str, Scalar] = {"batch_size": 12, "gradient_accumulation_steps": 40}
 
+LOWERED = PastDecision(
+    1, "cuda_oom", 0, "retry", True, True, ("shrink_batch",), {"batch_size": 12, "gradient_accumulation_steps": 40}
+)
+TRIED: dict[str, Scalar] = {"batch_size": 9, "gradient_accumulation_steps": 54}
+
 
 def spec(nproc: int = 2, **values: Any) -> RunSpec:
     values = {"metrics": (MetricsSpec("jsonl", "/m"),), **values}
@@ -33,6 +38,17 @@ def shrunk(params: dict[str, Scalar], run: RunSpec, below: int | None = None) ->
 def values(result: AppliedAction | SkippedAction) -> list[Scalar]:
     assert isinstance(result, AppliedAction)
     return [change.after for change in result.changes]
+
+
+def planned(
+    history: list[PastDecision], params: dict[str, Scalar], incident: Incident, step: int | None
+) -> RecoveryPlan:
+    progress = AttemptReach(last_step=step, best_step_before=40)
+    failed = FailedAttempt(
+        run_id="job-1", number=len(history) + 1, incident=incident, reach=progress, spec=spec(), params=params,
+        policy=POLICIES["standard"], history=history,
+    )  # fmt: skip
+    return decide(failed)
 
 
 @table(("ranks", "pair"), [(2, [9, 54]), (4, [8, 60]), (5, [8, 60]), (8, [6, 80])])
@@ -74,30 +90,13 @@ def test_a_batch_that_the_ranks_share_stays_divisible_by_them() -> None:
 
 def test_fewer_ranks_share_what_more_of_them_shared() -> None:
     run = spec(8, scopes={"gradient_accumulation_steps": "global"})
-    changes, words = for_fewer_ranks(run, {"batch_size": 12, "gradient_accumulation_steps": 48}, 8, 6)
-    assert [change.after for change in changes] == [48] and words.endswith("stays 576")
+    changes, text = for_fewer_ranks(run, {"batch_size": 12, "gradient_accumulation_steps": 48}, 8, 6)
+    assert [change.after for change in changes] == [48] and text.endswith("stays 576")
     changes, _ = for_fewer_ranks(spec(8), {"batch_size": 12, "gradient_accumulation_steps": 8}, 8, 4)
     assert [change.after for change in changes] == [16]
 
 
 # --- a change with which the script does not start -------------------------------------------------------------------
-
-
-def planned(
-    history: list[PastDecision], params: dict[str, Scalar], incident: Incident, step: int | None
-) -> RecoveryPlan:
-    progress = AttemptReach(last_step=step, best_step_before=40)
-    failed = FailedAttempt(
-        run_id="job-1", number=len(history) + 1, incident=incident, reach=progress, spec=spec(), params=params,
-        policy=POLICIES["standard"], history=history,
-    )  # fmt: skip
-    return decide(failed)
-
-
-LOWERED = PastDecision(
-    1, "cuda_oom", 0, "retry", True, True, ("shrink_batch",), {"batch_size": 12, "gradient_accumulation_steps": 40}
-)
-TRIED: dict[str, Scalar] = {"batch_size": 9, "gradient_accumulation_steps": 54}
 
 
 def test_a_change_with_which_the_run_does_not_start_is_taken_back_and_the_next_smaller_batch_tried() -> None:

@@ -59,6 +59,36 @@ def whys(rows: Sequence[CheckpointRow], attempts: Sequence[AttemptSpan]) -> dict
 ONE = [span(1, last=90)]
 ALIVE = [span(1, is_over=False)]
 
+
+SAME = {
+    "copied": [file("step_20.pt"), file("step_40.pt"), file("best.pt", "step_20.pt")],
+    "renamed": [file("best.pt", "step_20.pt"), file("step_40.pt")],
+    "touched": [file("step_20.pt", stamp="new", at=9e9), file("step_40.pt")],
+    "moved to where the other was": [file("step_40.pt", "step_20.pt")],
+}
+
+
+def unsound(step: int, sound: dict[int, tuple[int, float]], **options: int) -> UnsoundLoss:
+    return UnsoundLoss(step, sound, {int(place[1:]): newest_step for place, newest_step in options.items()})
+
+
+def chosen(
+    rows: Sequence[CheckpointRow], attempts: Sequence[AttemptSpan], count: int = 1, **verdicts: str
+) -> CheckpointChoice:
+    def check(path: Path) -> CheckpointInfo:
+        verdict = verdicts.get(path.stem, "whole")
+        return CheckpointInfo(
+            path, None, verdict == "whole", f"is {verdict}", 1,
+            is_unknown=verdict == "unknown", is_unreadable=verdict in ("away", "gone"), is_missing=verdict == "gone",
+        )  # fmt: skip
+
+    return choose(rows, attempts, count, check, is_same=lambda _: True)
+
+
+def names(choice: CheckpointChoice) -> list[str]:
+    return [info.path.stem for info in choice.usable]
+
+
 # --- scans ------------------------------------------------------------------------------------------------------------
 
 
@@ -74,19 +104,11 @@ def test_what_lay_there_at_the_start_is_nobodys_and_what_appears_in_its_life_is_
 
 
 def test_the_order_is_that_in_which_they_were_seen_and_of_one_look_that_of_the_steps() -> None:
-    seen = [file("step_60.pt", at=9e9)]
-    rows = looked((), *seen, attempts=ALIVE, writer=1)
-    seen += [file("step_90.pt", at=1.0), file("step_80.pt", at=5.0), file("step_70.pt", at=3.0)]
-    rows = looked(rows, *seen, attempts=ALIVE, writer=1)
+    files = [file("step_60.pt", at=9e9)]
+    rows = looked((), *files, attempts=ALIVE, writer=1)
+    files += [file("step_90.pt", at=1.0), file("step_80.pt", at=5.0), file("step_70.pt", at=3.0)]
+    rows = looked(rows, *files, attempts=ALIVE, writer=1)
     assert usable(rows, ALIVE) == [f"step_{step}.pt" for step in (90, 80, 70, 60)]
-
-
-SAME = {
-    "copied": [file("step_20.pt"), file("step_40.pt"), file("best.pt", "step_20.pt")],
-    "renamed": [file("best.pt", "step_20.pt"), file("step_40.pt")],
-    "touched": [file("step_20.pt", stamp="new", at=9e9), file("step_40.pt")],
-    "moved to where the other was": [file("step_40.pt", "step_20.pt")],
-}
 
 
 @table("what", list(SAME))
@@ -95,8 +117,8 @@ def test_the_same_content_is_the_same_checkpoint(what: str) -> None:
     rows = looked(rows, file("step_20.pt"), file("step_40.pt"), attempts=ALIVE, writer=1)
     for writer, attempts in ((1, ALIVE), (None, ONE)):
         after = looked(rows, *SAME[what], attempts=attempts, writer=writer)
-        there = {row.content: (row.place, row.attempt, row.step) for row in after if row.gone_at is None}
-        assert there["step_20.pt"] == (1, 1, 20) and there.get("step_40.pt", (2, 1, 40)) == (2, 1, 40)
+        present = {row.content: (row.place, row.attempt, row.step) for row in after if row.gone_at is None}
+        assert present["step_20.pt"] == (1, 1, 20) and present.get("step_40.pt", (2, 1, 40)) == (2, 1, 40)
         struck = tuple(replace(row, verdict="struck", why="was bad") for row in rows)
         assert usable(looked(struck, *SAME[what], attempts=attempts, writer=writer), attempts) == []
 
@@ -107,7 +129,7 @@ def test_what_is_gone_is_recognized_when_it_comes_back() -> None:
     assert [row.name for row in rows if row.gone_at is not None] == ["a.pt"]
     rows = looked(rows, file("b.pt"), file("a.pt"), attempts=ONE)
     assert usable(rows, ONE) == ["b.pt", "a.pt"]
-    # If nothing known is left, its file system may be away. What is known by another name shows that it is not.
+    # Where no recorded file is there, the file system may be unmounted. One that has another name shows that it is not.
     assert usable(looked(rows, attempts=ONE), ONE) == ["b.pt", "a.pt"]
     assert usable(looked(rows, file("c.pt"), attempts=ONE), ONE) == ["b.pt", "a.pt"]
     assert usable(looked(rows, file("best.pt", "a.pt"), attempts=ONE), ONE) == ["best.pt"]
@@ -124,42 +146,46 @@ def test_a_copy_of_what_has_stopped_growing_has_too(order: int) -> None:
 
 @table(("steps", "expected"), [((8, 12), ["step_10.pt"]), ((30, 40), []), ((-1, -1), [])])
 def test_deterministic_training_saves_the_same_content_anew(steps: tuple[int, int], expected: list[str]) -> None:
-    both = [span(1), span(2, is_over=False)]
+    attempts = [span(1), span(2, is_over=False)]
     rows = looked((), file("step_10.pt"), attempts=[span(1, is_over=False)], writer=1)
-    assert usable(looked(rows, file("step_10.pt"), attempts=both, writer=2, steps=steps), both) == []
-    rows = looked(rows, file("step_10.pt", stamp="written"), attempts=both, writer=2, steps=steps)
-    assert usable(rows, both) == expected
+    assert usable(looked(rows, file("step_10.pt"), attempts=attempts, writer=2, steps=steps), attempts) == []
+    rows = looked(rows, file("step_10.pt", stamp="written"), attempts=attempts, writer=2, steps=steps)
+    assert usable(rows, attempts) == expected
 
 
 def test_what_a_rollback_or_a_person_left_may_be_saved_again_with_the_same_content() -> None:
-    both = [ONE[0], span(2, "/c/step_10.pt", is_over=False)]
+    attempts = [ONE[0], span(2, "/c/step_10.pt", is_over=False)]
     rows = looked((), file("step_10.pt"), file("step_20.pt"), attempts=ALIVE, writer=1)
-    for left in (
+    for ledger_rows in (
         ledger.rolled_back(rows, "/c/step_10.pt", "was left by a rollback"),
         ledger.chosen_by_person(rows, ONE, file("step_10.pt"), 10, 900.0),
     ):
-        left = ledger.attempt_begins(left, ONE, 2, "/c/step_10.pt")
-        assert usable(left, both) == ["step_10.pt"] and "left" in whys(left, both)["step_20.pt"]
+        ledger_rows = ledger.attempt_begins(ledger_rows, ONE, 2, "/c/step_10.pt")
+        assert usable(ledger_rows, attempts) == ["step_10.pt"] and "left" in whys(ledger_rows, attempts)["step_20.pt"]
         again = [file("step_10.pt"), file("step_20.pt", stamp="written", at=995.0)]
-        after = looked(left, *again, attempts=both, writer=2, steps=(18, 22))
-        assert usable(after, both) == ["step_20.pt", "step_10.pt"]
-        assert usable(looked(after, *again, attempts=both, writer=2), both) == ["step_20.pt", "step_10.pt"]
-        # One that was touched or not saved again, and one that held a NaN, stay where they are.
+        after = looked(ledger_rows, *again, attempts=attempts, writer=2, steps=(18, 22))
+        assert usable(after, attempts) == ["step_20.pt", "step_10.pt"]
+        assert usable(looked(after, *again, attempts=attempts, writer=2), attempts) == ["step_20.pt", "step_10.pt"]
+        # A file that was only touched, one that was not saved again and one that held a NaN stay struck off.
         touched = file("step_20.pt", stamp="written", at=5.0)
-        assert usable(looked(left, again[0], touched, attempts=both, writer=2, steps=(18, 22)), both) == ["step_10.pt"]
-        assert usable(looked(left, *again, attempts=both, writer=2, steps=(1, 9)), both) == ["step_10.pt"]
-        struck = [replace(row, verdict="struck") if row.step == 20 else row for row in left]
-        assert usable(looked(struck, *again, attempts=both, writer=2, steps=(18, 22)), both) == ["step_10.pt"]
+        assert usable(
+            looked(ledger_rows, again[0], touched, attempts=attempts, writer=2, steps=(18, 22)), attempts
+        ) == ["step_10.pt"]
+        assert usable(looked(ledger_rows, *again, attempts=attempts, writer=2, steps=(1, 9)), attempts) == [
+            "step_10.pt"
+        ]
+        struck = [replace(row, verdict="struck") if row.step == 20 else row for row in ledger_rows]
+        assert usable(looked(struck, *again, attempts=attempts, writer=2, steps=(18, 22)), attempts) == ["step_10.pt"]
 
 
 def test_what_is_written_over_a_place_that_a_person_named_is_not_the_attempts() -> None:
     theirs = file("x.pt")._replace(path="/other/x.pt")
     rows = ledger.chosen_by_person((), ONE, theirs, 30, 900.0)
-    both = [*ONE, span(2, "/other/x.pt", is_over=False)]
-    assert usable(rows, both) == ["x.pt"]
-    rows = looked(rows, theirs._replace(content="y", stamp="y"), attempts=both, writer=2)
-    assert usable(rows, both) == []
-    assert resumable.lost_choice(rows, both) is not None
+    attempts = [*ONE, span(2, "/other/x.pt", is_over=False)]
+    assert usable(rows, attempts) == ["x.pt"]
+    rows = looked(rows, theirs._replace(content="y", stamp="y"), attempts=attempts, writer=2)
+    assert usable(rows, attempts) == []
+    assert resumable.lost_choice(rows, attempts) is not None
 
 
 def test_slots_that_are_rotated_keep_what_is_known_of_each() -> None:
@@ -179,9 +205,9 @@ def test_a_folder_that_is_being_deleted_is_no_new_checkpoint(content: str, expec
 
 
 def test_what_another_run_may_have_written_is_named_where_nothing_else_is_left() -> None:
-    other = "may be of job-2, which had the same folder"
+    doubt_text = "may be of job-2, which had the same folder"
     rows = looked((), file("s10.pt"), attempts=ALIVE, writer=1)
-    rows = looked(rows, file("s10.pt"), file("s20.pt"), attempts=ALIVE, writer=1, intruder=lambda _: other)
+    rows = looked(rows, file("s10.pt"), file("s20.pt"), attempts=ALIVE, writer=1, intruder=lambda _: doubt_text)
     choice = chosen(rows, ONE)
     assert names(choice) == ["s10"] and choice.doubted is None
     doubt = chosen([row for row in rows if row.name == "s20.pt"], ONE)
@@ -198,66 +224,62 @@ def test_whose_folder_is_shared(folder: str, pattern: str, may: bool) -> None:
 # --- what attempts do -------------------------------------------------------------------------------------------------
 
 
-def unsound(step: int, sound: dict[int, tuple[int, float]], **options: int) -> UnsoundLoss:
-    return UnsoundLoss(step, sound, {int(seen[1:]): told for seen, told in options.items()})
-
-
-@table(("kind", "known", "expected"), [
+@table(("kind", "loss", "expected"), [
     # The last sound step is 57, and step_58 was saved before the first bad line.
     ("killed", unsound(60, {1: (57, 9.0)}, _1=50, _2=58, _3=60), ["step_50.pt"]),
     (None, unsound(60, {1: (57, 9.0)}, _1=50, _2=58, _3=60), ["step_50.pt"]),
     ("nan_loss", unsound(60, {}, _1=50, _2=58, _3=60), ["step_60.pt", "step_58.pt", "step_50.pt"]),
-    # Where no name tells its step, what was seen since the last sound line may be bad.
+    # Where file names have no step, whatever appeared since the last sound line may be bad.
     ("user_exception", unsound(60, {1: (57, 2.5)}), ["step_50.pt"]),
     ("user_exception", unsound(60, {1: (57, 1.0)}, _1=50), ["step_50.pt"]),
     ("killed", unsound(0, {1: (-1, 0.0)}, _1=50, _2=58, _3=60), []),
     ("killed", None, ["step_60.pt", "step_58.pt", "step_50.pt"]),
 ])  # fmt: skip
 def test_what_was_saved_since_the_loss_went_wrong_is_struck_off_whatever_it_ended_by(
-    kind: str | None, known: UnsoundLoss | None, expected: list[str]
+    kind: str | None, loss: UnsoundLoss | None, expected: list[str]
 ) -> None:
-    rows = [ledger_row(f"step_{step}.pt", seen, step=step) for seen, step in ((1, 50), (2, 58), (3, 60))]
-    assert usable(ledger.attempt_ended(rows, ONE, 1, kind, known), ONE) == expected
+    rows = [ledger_row(f"step_{step}.pt", place, step=step) for place, step in ((1, 50), (2, 58), (3, 60))]
+    assert usable(ledger.attempt_ended(rows, ONE, 1, kind, loss), ONE) == expected
 
 
 def test_a_loss_that_is_bad_from_the_first_line_may_have_come_with_the_checkpoint() -> None:
-    both = [span(1, last=70), span(2, "/c/step_75.pt", last=80)]
+    attempts = [span(1, last=70), span(2, "/c/step_75.pt", last=80)]
     rows = [ledger_row("step_70.pt", 1, step=70), ledger_row("step_75.pt", 2, step=75, base_of=2)]
     from_the_start = unsound(76, {1: (70, 9.0), 2: (-1, 0.0)}, _1=70, _2=75)
-    assert usable(ledger.attempt_ended(rows, both, 2, "killed", from_the_start), both) == ["step_70.pt"]
+    assert usable(ledger.attempt_ended(rows, attempts, 2, "killed", from_the_start), attempts) == ["step_70.pt"]
     later = unsound(78, {2: (77, 9.0)}, _1=70, _2=75)
-    assert usable(ledger.attempt_ended(rows, both, 2, "killed", later), both) == ["step_75.pt", "step_70.pt"]
+    assert usable(ledger.attempt_ended(rows, attempts, 2, "killed", later), attempts) == ["step_75.pt", "step_70.pt"]
 
 
 def test_a_person_resumes_from_where_a_rollback_went_back_to() -> None:
     rows: Sequence[CheckpointRow] = [ledger_row(f"step_{step}.pt", step, step=step) for step in (20, 40, 90)]
     rows = ledger.rolled_back(rows, "/c/step_20.pt", "was left by a rollback")
     rows = ledger.attempt_begins(rows, ONE, 2, "/c/step_20.pt")
-    both = [*ONE, span(2, "/c/step_20.pt", last=67)]
+    attempts = [*ONE, span(2, "/c/step_20.pt", last=67)]
     rows = [*rows, ledger_row("step_60.pt", 91, 2, step=60)]
-    assert usable(rows, both) == ["step_60.pt", "step_20.pt"]
-    assert whys(rows, both).keys() == {"step_90.pt", "step_40.pt"}
+    assert usable(rows, attempts) == ["step_60.pt", "step_20.pt"]
+    assert whys(rows, attempts).keys() == {"step_90.pt", "step_40.pt"}
 
 
 def test_a_checkpoint_from_which_no_step_was_made_is_passed_over() -> None:
-    both = [*ONE, span(2, "/c/step_40.pt", last=None)]
+    attempts = [*ONE, span(2, "/c/step_40.pt", last=None)]
     rows: Sequence[CheckpointRow] = [ledger_row("step_30.pt", 1), ledger_row("step_40.pt", 2)]
     rows = ledger.attempt_begins(rows, ONE, 2, "/c/step_40.pt")
-    doubted = ledger.attempt_ended(rows, both, 2, "user_exception")
-    assert usable(doubted, both) == ["step_30.pt", "step_40.pt"]
-    assert mentions(whys(doubted, both)["step_40.pt"], "before its first step")
-    assert usable(ledger.attempt_ended(rows, both, 2, "corrupt_checkpoint"), both) == ["step_30.pt"]
-    # Once an attempt went on from the one before, it is left for good.
-    rows = ledger.attempt_begins(doubted, both, 3, "/c/step_30.pt")
-    assert usable(rows, [*both, span(3, "/c/step_30.pt", last=None)])[0] == "step_30.pt"
-    assert usable(rows, [*both, span(3, "/c/step_30.pt", last=35)]) == ["step_30.pt"]
+    doubted = ledger.attempt_ended(rows, attempts, 2, "user_exception")
+    assert usable(doubted, attempts) == ["step_30.pt", "step_40.pt"]
+    assert mentions(whys(doubted, attempts)["step_40.pt"], "before its first step")
+    assert usable(ledger.attempt_ended(rows, attempts, 2, "corrupt_checkpoint"), attempts) == ["step_30.pt"]
+    # Once an attempt made steps from the older checkpoint, the newer one is struck off for good.
+    rows = ledger.attempt_begins(doubted, attempts, 3, "/c/step_30.pt")
+    assert usable(rows, [*attempts, span(3, "/c/step_30.pt", last=None)])[0] == "step_30.pt"
+    assert usable(rows, [*attempts, span(3, "/c/step_30.pt", last=35)]) == ["step_30.pt"]
 
 
 @table("kind", [kind.name for kind in KINDS.values() if not kind.may_be_checkpoint])
 def test_what_never_came_to_its_checkpoint_does_not_count_against_it(kind: str) -> None:
-    both = [*ONE, span(2, "/c/step_40.pt", last=None)]
+    attempts = [*ONE, span(2, "/c/step_40.pt", last=None)]
     rows = ledger.attempt_begins([ledger_row("step_30.pt"), ledger_row("step_40.pt", 2)], ONE, 2, "/c/step_40.pt")
-    assert usable(ledger.attempt_ended(rows, both, 2, kind), both)[0] == "step_40.pt"
+    assert usable(ledger.attempt_ended(rows, attempts, 2, kind), attempts)[0] == "step_40.pt"
 
 
 def test_a_person_names_one_of_another_training() -> None:
@@ -266,11 +288,11 @@ def test_a_person_names_one_of_another_training() -> None:
     ]  # fmt: skip
     rows = ledger.chosen_by_person(rows, ONE, file("theirs.pt"), 7, 900.0)
     assert usable(rows, ONE) == ["theirs.pt"]
-    # What the attempt from there writes comes behind it; what it does not survive leads back to it.
-    both = [*ONE, span(2, "/c/theirs.pt")]
+    # What the attempt writes counts as newer; if that cannot be resumed, the named checkpoint is the next candidate.
+    attempts = [*ONE, span(2, "/c/theirs.pt")]
     rows = [*rows, ledger_row("step_10.pt", 9, 2)]
-    assert usable(rows, both) == ["step_10.pt", "theirs.pt"]
-    assert usable(rows, [*both, span(3)]) == []
+    assert usable(rows, attempts) == ["step_10.pt", "theirs.pt"]
+    assert usable(rows, [*attempts, span(3)]) == []
     gone = [replace(row, gone_at=1.0) if row.origin == "named" else row for row in rows if row.attempt == 1]
     assert mentions(chosen(gone, ONE).unreadable, "theirs.pt", "gone")
 
@@ -278,28 +300,11 @@ def test_a_person_names_one_of_another_training() -> None:
 # --- choosing ---------------------------------------------------------------------------------------------------------
 
 
-def chosen(
-    rows: Sequence[CheckpointRow], attempts: Sequence[AttemptSpan], wanted: int = 1, **verdicts: str
-) -> CheckpointChoice:
-    def check(path: Path) -> CheckpointInfo:
-        verdict = verdicts.get(path.stem, "whole")
-        return CheckpointInfo(
-            path, None, verdict == "whole", f"is {verdict}", 1,
-            is_unknown=verdict == "unknown", is_unreadable=verdict in ("away", "gone"), is_missing=verdict == "gone",
-        )  # fmt: skip
-
-    return choose(rows, attempts, wanted, check, is_same=lambda _: True)
-
-
-def names(choice: CheckpointChoice) -> list[str]:
-    return [info.path.stem for info in choice.usable]
-
-
 @table(("verdicts", "count", "settled", "expected"), [
     ({"s40": "damaged", "s30": "unknown"}, 1, True, ["s20", "s30"]),
     ({"s40": "unknown", "s30": "unknown", "s20": "unknown", "s10": "unknown"}, 1, True, ["s40", "s30", "s20", "s10"]),
     ({"s40": "unknown"}, 1, False, ["s30"]),
-    # The beginning would lose more than an attempt that cannot load it.
+    # Starting from the beginning would lose more than one attempt that fails to load an unsettled checkpoint.
     ({"s40": "unknown", "s30": "unknown", "s20": "unknown", "s10": "unknown"}, 1, False, ["s40"]),
     ({}, 3, True, ["s40", "s30", "s20"]),
 ])  # fmt: skip
@@ -307,7 +312,7 @@ def test_the_newest_that_is_whole_is_taken_and_a_format_that_cannot_be_checked_a
     verdicts: dict[str, str], count: int, settled: bool, expected: list[str]
 ) -> None:
     rows = [replace(ledger_row(f"s{step}.pt", step), is_settled=settled) for step in (10, 20, 30, 40)]
-    # A copy is no other checkpoint.
+    # A copy counts as the same checkpoint.
     rows.append(replace(rows[3], path="/c/best.pt"))
     choice = chosen(rows, ONE, count, **verdicts, **({"best": verdicts["s40"]} if "s40" in verdicts else {}))
     assert [name if name != "best" else "s40" for name in names(choice)] == expected
@@ -333,10 +338,11 @@ def test_the_files_of_all_ranks_are_one_checkpoint() -> None:
 
 
 def test_the_newest_that_a_run_wrote_is_none_that_another_run_may_have_written() -> None:
-    own, contested = ledger_row("a.pt", 1), ledger_row("b.pt", 2, origin="contested", why="may be of b-1")
-    assert resumable.newest_own((own, contested)) == own
+    written = ledger_row("a.pt", 1)
+    contested = ledger_row("b.pt", 2, origin="contested", why="may be of b-1")
+    assert resumable.newest_own((written, contested)) == written
     assert resumable.newest_own((contested,)) is None
-    assert mentions(resumable.seen_checkpoints_sentence((own, contested)), "2 seen", "a.pt", "attempt 1")
+    assert mentions(resumable.seen_checkpoints_sentence((written, contested)), "2 seen", "a.pt", "attempt 1")
     assert mentions(resumable.seen_checkpoints_sentence((contested,)), "1 seen", "b.pt", contested.why)
     older = ledger_row("c.pt", 1, origin="foreign", why="was there before")
     assert resumable.own_words((older,)) == "none of its own"

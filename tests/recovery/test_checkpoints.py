@@ -51,6 +51,36 @@ def write(path: Path, data: bytes, *, hashed: bool = False) -> Path:
     return path
 
 
+def sharded(tmp_path: Path) -> Path:
+    """A checkpoint whose hash file lists its shards, as the bundled trainer writes it."""
+    path = write(tmp_path / "step_00000040.pt", archive())
+    (tmp_path / "step_00000040.shards").mkdir()
+    lines = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n"]
+    for rank in range(2):
+        name = f"step_00000040.shards/step_00000040_rank_{rank}_of_2.pt"
+        shard = write(tmp_path / name, archive())
+        lines.append(f"{hashlib.sha256(shard.read_bytes()).hexdigest()}  {name}\n")
+    (tmp_path / "step_00000040.pt.sha256").write_text("".join(lines))
+    return path
+
+
+def folder(path: Path, **files: bytes) -> Path:
+    path.mkdir()
+    for name, data in files.items():
+        (path / name.replace("__", ".")).write_bytes(data)
+    return path
+
+
+def names(directory: Path, pattern: str) -> list[str]:
+    return [Path(checkpoint.path).name for checkpoint in list_checkpoints(directory, pattern)]
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
 # --- one file ---------------------------------------------------------------------------------------------------------
 
 
@@ -66,7 +96,8 @@ def test_what_passes_is_never_loaded_as_other_weights(tmp_path: Path) -> None:
 
     saved = tmp_path / "good.pt"
     torch.save({"w": torch.arange(300.0), "step": 40, "more": {"b": torch.ones(10, dtype=torch.int64)}}, saved)
-    good, wanted = saved.read_bytes(), torch.load(saved)
+    good = saved.read_bytes()
+    expected = torch.load(saved)
     assert validate(saved).valid
     passed = 0
     for place in range(0, len(good), 3):
@@ -75,10 +106,10 @@ def test_what_passes_is_never_loaded_as_other_weights(tmp_path: Path) -> None:
         path = write(tmp_path / "a.pt", bytes(data))
         if validate(path).valid:
             passed += 1
-            state = wanted
+            state = expected
             with contextlib.suppress(Exception):
                 state = torch.load(path)
-            assert torch.equal(state["w"], wanted["w"]) and torch.equal(state["more"]["b"], wanted["more"]["b"])
+            assert torch.equal(state["w"], expected["w"]) and torch.equal(state["more"]["b"], expected["more"]["b"])
             assert state["step"] == 40
     assert 0 < passed < len(good) // 9  # paddings, and headers that nothing compares
 
@@ -99,23 +130,10 @@ def test_what_is_refused_says_why(name: str, data: bytes, why: str, tmp_path: Pa
     assert not info.valid and info.why.startswith(why)
 
 
-def sharded(tmp_path: Path) -> Path:
-    """A checkpoint whose hash file lists its shards, as the bundled trainer writes it."""
-    path = write(tmp_path / "step_00000040.pt", archive())
-    (tmp_path / "step_00000040.shards").mkdir()
-    lines = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n"]
-    for rank in range(2):
-        name = f"step_00000040.shards/step_00000040_rank_{rank}_of_2.pt"
-        shard = write(tmp_path / name, archive())
-        lines.append(f"{hashlib.sha256(shard.read_bytes()).hexdigest()}  {name}\n")
-    (tmp_path / "step_00000040.pt.sha256").write_text("".join(lines))
-    return path
-
-
 def test_every_shard_in_the_hash_file_is_checked(tmp_path: Path) -> None:
     path = sharded(tmp_path)
-    found = validate(path)
-    assert found.valid and mentions(found.why, "SHA-256", "2 parts")
+    cut_info = validate(path)
+    assert cut_info.valid and mentions(cut_info.why, "SHA-256", "2 parts")
     shard = tmp_path / "step_00000040.shards" / "step_00000040_rank_1_of_2.pt"
     whole = shard.read_bytes()
     flip(shard)
@@ -148,13 +166,6 @@ def test_a_compressed_checkpoint_is_checked_by_its_crc(tmp_path: Path) -> None:
 # --- folders ----------------------------------------------------------------------------------------------------------
 
 
-def folder(path: Path, **files: bytes) -> Path:
-    path.mkdir()
-    for name, data in files.items():
-        (path / name.replace("__", ".")).write_bytes(data)
-    return path
-
-
 def test_a_folder_is_valid_when_all_its_weights_are(tmp_path: Path) -> None:
     path = folder(
         tmp_path / "checkpoint-500", model__safetensors=safetensors(), optimizer__pt=archive(), state__json=b"{}"
@@ -185,8 +196,8 @@ def test_a_distributed_checkpoint_needs_every_file_that_its_index_names(tmp_path
     index = pickle.dumps({"files": ["__0_0.distcp", "__1_0.distcp"], "danger": Danger()})
     path = folder(tmp_path / "step-7", __metadata=index)
     (path / "__0_0.distcp").write_bytes(b"x")
-    found = validate(path)
-    assert not found.valid and mentions(found.why, "__1_0.distcp", ".metadata")
+    info = validate(path)
+    assert not info.valid and mentions(info.why, "__1_0.distcp", ".metadata")
     (path / "__1_0.distcp").write_bytes(b"x")
     assert validate(path).valid
     assert not (tmp_path / "unpickled").exists()
@@ -213,15 +224,11 @@ def test_a_model_in_parts_needs_every_part(tmp_path: Path) -> None:
     write(path / names[1], safetensors())
     assert validate(path).valid
     index.write_text("{")
-    found = validate(path)
-    assert not (found.valid or found.is_unreadable) and mentions(found.why, "model.safetensors.index.json")
+    info = validate(path)
+    assert not (info.valid or info.is_unreadable) and mentions(info.why, "model.safetensors.index.json")
 
 
 # --- many -------------------------------------------------------------------------------------------------------------
-
-
-def names(directory: Path, pattern: str) -> list[str]:
-    return [Path(checkpoint.path).name for checkpoint in list_checkpoints(directory, pattern)]
 
 
 def test_unfinished_and_foreign_files_are_passed_over(tmp_path: Path) -> None:
@@ -244,27 +251,21 @@ def test_folders_that_are_being_written_are_known_by_their_names(tmp_path: Path,
     assert bool(list_checkpoints(checkpoints, "*/*.pt")) is is_found
 
 
-def flip(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
-
-
 def test_what_cannot_be_checked_and_what_cannot_be_read_is_told_from_damage(tmp_path: Path) -> None:
     for hashed in (False, True):
         path = write(tmp_path / "step_30.pt", archive(), hashed=hashed)
         good = path.read_bytes()
         flip(path)
         for damaged in (good[:-9], b"", path.read_bytes()):
-            found = validate(write(path, damaged))
-            assert not (found.valid or found.is_unknown or found.is_unreadable)
+            info = validate(write(path, damaged))
+            assert not (info.valid or info.is_unknown or info.is_unreadable)
     # A mark of a folder, the offset of the directory, a block, the properties of a stream.
     places = {(0, -35): 16, (0, -4): 1, (zipfile.ZIP_BZIP2, 39): 1, (zipfile.ZIP_LZMA, 39): 188}
     for (method, place), bits in places.items():
         data = bytearray(archive(method, w=bytes(2000)))
         data[place] ^= bits
-        found = validate(write(tmp_path / "a.pt", bytes(data)))
-        assert not (found.valid or found.is_unknown or found.is_unreadable), method
+        info = validate(write(tmp_path / "a.pt", bytes(data)))
+        assert not (info.valid or info.is_unknown or info.is_unreadable), method
     assert validate(write(tmp_path / "nameless.pt", archive().replace(b"job/", b"\0ob/"))).valid
     assert validate(write(tmp_path / "step_1.raw", b"some format of its own")).is_unknown
     assert validate(folder(tmp_path / "step_2", weights__bin=b"some format of its own")).is_unknown

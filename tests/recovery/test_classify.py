@@ -17,10 +17,56 @@ from tests.recovery.attempts import PEER_LOST, Case, lay_out, process_ended, ran
 from tests.tables import table
 from tests.texts import mentions
 
+TYPO = "NameError: name 'modle' is not defined"
+OTHER = "KeyError: 'labels'"
+ON_GPU = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU {} has a total capacity of 80 GiB"
+
+FULL = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
+
+TYPER = """\
+Usage: train.py [OPTIONS]
+Try 'train.py --help' for help.
+╭─ Error ──────────────────────────────────────╮
+│ No such option: --foo Did you mean --food,   │
+│ or --fool?                                   │
+╰──────────────────────────────────────────────╯
+"""
+TYRO = """\
+╭─ Unrecognized options ─────────────╮
+│ Unrecognized options: --foo        │
+│ ────────────────────────────────── │
+│ For full helptext, run t.py --help │
+╰────────────────────────────────────╯
+"""
+ASCII = "+- Error -----------+\n| No such option: -x |\n+-------------------+\n"
+
+FRAGMENTS = [
+    "Traceback (most recent call last):\n", '  File "/a/b.py", line 3, in f\n', "ValueError: x\n",
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB\n", "[rank1]: ", "\n", "\r", "\x00",
+    "The above exception was the direct cause of the following exception:\n",
+    "Root Cause (first observed failure):\n", "[0]:\n", "  rank      : 1 (local_rank: 1)\n",
+    "  exitcode  : -9 (pid: 3) (SIGKILL)\n", "  time      : never\n", "Fatal Python error: Aborted\n",
+    "╭── Traceback (most recent call last) ──╮\n", "Last error:\n",
+]  # fmt: skip
+NOISE = st.lists(st.one_of(st.sampled_from(FRAGMENTS), st.text(max_size=30)), max_size=30).map("".join)
+
+RAISED = '[rank1]: Traceback (most recent call last):\n[rank1]:   File "/a.py", line 3\n[rank1]: KeyError: 3\n'
+NODES = {
+    "attempt.json": '{"asks": {"ranks": 1}}', "nodes/0/output.log": report({0: 1}, root=0),
+    "nodes/0/ranks/a-1.1_x/attempt_0/0/stderr.log": PEER_LOST.format(rank=0),
+    "nodes/1/output.log": report({1: 1}, root=1), "nodes/1/ranks/a-1.1_y/attempt_0/0/stderr.log": RAISED,
+}  # fmt: skip
+
+CASES = recorded()
+
 
 def error_file(message: str, at: int, callstack: str = "") -> str:
     extra = {"py_callstack": callstack or traceback(message), "timestamp": str(at)}
     return json.dumps({"message": {"message": message, "extraInfo": extra}})
+
+
+def case_of(name: str) -> Case:
+    return next(case for case in CASES if case.name == name)
 
 
 def test_the_earliest_of_two_causes_wins(tmp_path: Path) -> None:
@@ -37,11 +83,6 @@ def test_the_earliest_of_two_causes_wins(tmp_path: Path) -> None:
     )
     incident = classify(collect(tmp_path, exit=ExitRecord(code=1), ended_at=None))
     assert incident.rank == 1 and "earlier" in incident.summary
-
-
-TYPO = "NameError: name 'modle' is not defined"
-OTHER = "KeyError: 'labels'"
-ON_GPU = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU {} has a total capacity of 80 GiB"
 
 
 @table("texts, says, rank", [
@@ -71,9 +112,6 @@ def test_an_exit_code_is_not_explained_by_what_another_rank_said_of_it(tmp_path:
     lay_out(tmp_path, logs)
     incident = classify(collect(tmp_path, exit=ExitRecord(code=1), ended_at=None, last_step=4))
     assert "the licence of rank 1 has expired" in incident.summary
-
-
-FULL = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
 
 
 @table("text, at, kind, rank", [
@@ -156,24 +194,6 @@ def test_exit_code_2_before_the_first_step_is_a_wrong_argument(tmp_path: Path) -
     assert classify(process_ended(tmp_path / "b", usage, {"code": 2}, last_step=40)).kind == "nonzero_exit"
 
 
-TYPER = """\
-Usage: train.py [OPTIONS]
-Try 'train.py --help' for help.
-╭─ Error ──────────────────────────────────────╮
-│ No such option: --foo Did you mean --food,   │
-│ or --fool?                                   │
-╰──────────────────────────────────────────────╯
-"""
-TYRO = """\
-╭─ Unrecognized options ─────────────╮
-│ Unrecognized options: --foo        │
-│ ────────────────────────────────── │
-│ For full helptext, run t.py --help │
-╰────────────────────────────────────╯
-"""
-ASCII = "+- Error -----------+\n| No such option: -x |\n+-------------------+\n"
-
-
 @table("usage, reason", [
     (TYPER, "(No such option: --foo Did you mean --food, or --fool?)"), (TYRO, "(Unrecognized options: --foo)"),
 (ASCII, "(No such option: -x)"), ("ERROR: Could not consume arg: --foo\nUsage: t.py <flags>\n", "consume arg: --foo)"),
@@ -199,7 +219,7 @@ def test_an_error_that_was_printed_before_later_steps_is_no_reason(tmp_path: Pat
     evidence = process_ended(tmp_path, caught, {"code": 2})
     (tail,) = evidence.tails
     printed_at = tail.written_at or 0.0
-    # A clock that is ahead of the end proves nothing.
+    # A step that is stamped after the end comes from a wrong clock and proves nothing.
     for seconds, kind in ((30.0, "nonzero_exit"), (0.5, "cuda_oom"), (3600.0, "cuda_oom")):
         later = replace(evidence, last_step_at=printed_at + seconds, ended_at=printed_at + 40.0)
         assert (seconds, classify(later).kind) == (seconds, kind)
@@ -223,7 +243,7 @@ def test_error_files_of_both_formats_are_read(tmp_path: Path) -> None:
     lay_out(
         tmp_path,
         {
-            "output.log": report({0: -15, 1: 1}, root=1, asked=(0,)),
+            "output.log": report({0: -15, 1: 1}, root=1, signalled=(0,)),
             "ranks/1/error.json": json.dumps(
                 {"message": "OutOfMemoryError: CUDA out of memory. Tried to allocate 3.00 GiB"}
             ),
@@ -247,8 +267,8 @@ def test_secrets_in_messages_are_redacted(tmp_path: Path) -> None:
     secret = "hf_" + "aB3" * 12
     stderr = traceback(f"ValueError: {'x' * 120} {secret} and https://me:hunter2@host/path", rank=1)
     incident = classify(rank_failed(tmp_path, stderr))
-    told = "\n".join((incident.summary, *incident.evidence_lines))
-    assert "hunter2" not in told and "hf_aB3" not in told and "[redacted]" in told
+    text = "\n".join((incident.summary, *incident.evidence_lines))
+    assert "hunter2" not in text and "hf_aB3" not in text and "[redacted]" in text
 
 
 @table("length, is_whole", [(60, True), (300, True), (900, True), (3000, False)])
@@ -262,7 +282,7 @@ def test_a_sentence_is_stored_whole_unless_it_is_endless(tmp_path: Path, length:
 
 
 def test_only_the_end_of_a_huge_log_is_read(tmp_path: Path) -> None:
-    lay_out(tmp_path, {"output.log": report({0: -15, 1: 1}, root=1, asked=(0,)), "ranks/1/stderr.log": ""})
+    lay_out(tmp_path, {"output.log": report({0: -15, 1: 1}, root=1, signalled=(0,)), "ranks/1/stderr.log": ""})
     path = tmp_path / "nodes" / "0" / "ranks" / "job-1.1_x7f3k2" / "attempt_0" / "1" / "stderr.log"
     with path.open("wb") as file:
         file.truncate(3 << 30)  # a hole: 3 GiB that take no room
@@ -271,17 +291,6 @@ def test_only_the_end_of_a_huge_log_is_read(tmp_path: Path) -> None:
     evidence = collect(tmp_path, exit=ExitRecord(code=1), ended_at=None)
     assert classify(evidence).kind == "cuda_oom"
     assert sum(len(tail.text) for tail in evidence.tails) < 2 * TAIL_BYTES
-
-
-FRAGMENTS = [
-    "Traceback (most recent call last):\n", '  File "/a/b.py", line 3, in f\n', "ValueError: x\n",
-    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB\n", "[rank1]: ", "\n", "\r", "\x00",
-    "The above exception was the direct cause of the following exception:\n",
-    "Root Cause (first observed failure):\n", "[0]:\n", "  rank      : 1 (local_rank: 1)\n",
-    "  exitcode  : -9 (pid: 3) (SIGKILL)\n", "  time      : never\n", "Fatal Python error: Aborted\n",
-    "╭── Traceback (most recent call last) ──╮\n", "Last error:\n",
-]  # fmt: skip
-NOISE = st.lists(st.one_of(st.sampled_from(FRAGMENTS), st.text(max_size=30)), max_size=30).map("".join)
 
 
 @given(NOISE, NOISE, st.none() | st.integers(-70, 300), st.sampled_from(["torchrun", "python", "command"]))
@@ -301,18 +310,18 @@ def test_any_text_gives_an_incident_and_never_an_error(
 
 def test_fingerprints_ignore_numbers_addresses_and_paths() -> None:
     text = "ValueError: bad value 17 at 0x7f00ab in /home/a/x.py (pid 4242)"
-    one = fingerprint("user_exception", text)
-    two = fingerprint("user_exception", "ValueError: bad value 4 at 0x55aa in /data/run-3/y.py (pid 9)")
-    assert one == two
-    assert fingerprint("user_exception", "ValueError: worse value 17") != one
-    assert fingerprint("nan_loss", text) != one
+    first = fingerprint("user_exception", text)
+    second = fingerprint("user_exception", "ValueError: bad value 4 at 0x55aa in /data/run-3/y.py (pid 9)")
+    assert first == second
+    assert fingerprint("user_exception", "ValueError: worse value 17") != first
+    assert fingerprint("nan_loss", text) != first
 
 
 @table(
     ("record", "expected"),
     [
         (ExitRecord(survivors=(42,), stop_requested=True, forced=True), "failed"),
-        # The command itself has ended; what it left behind is told beside.
+        # The command itself has ended; the processes that it left behind are reported in addition.
         (ExitRecord(code=1, survivors=(42,), stop_requested=True), "stopped"),
     ],
 )
@@ -351,26 +360,15 @@ def test_the_rank_that_a_signal_ended_is_named_where_its_launcher_is_a_script(
     assert (incident.kind, incident.rank) == (kind, rank)
 
 
-RAISED = '[rank1]: Traceback (most recent call last):\n[rank1]:   File "/a.py", line 3\n[rank1]: KeyError: 3\n'
-NODES = {
-    "attempt.json": '{"asks": {"ranks": 1}}', "nodes/0/output.log": report({0: 1}, root=0),
-    "nodes/0/ranks/a-1.1_x/attempt_0/0/stderr.log": PEER_LOST.format(rank=0),
-    "nodes/1/output.log": report({1: 1}, root=1), "nodes/1/ranks/a-1.1_y/attempt_0/0/stderr.log": RAISED,
-}  # fmt: skip
-
-
 def test_launchers_of_several_nodes_each_report_their_own_ranks(tmp_path: Path) -> None:
     """Their stamps are of one second, so that only the ranks' own messages tell which was first."""
     case = Case("nodes", "", None, 4, "torchrun", {"code": 1}, NODES)
     incident = classify(case.evidence(tmp_path / "one"))
     assert (incident.kind, incident.rank) == ("user_exception", 1)
-    # No rank left early where the report of another node names it.
+    # The report of another node names the failed rank, so no rank is said to have left early.
     lost = {**NODES, "nodes/1/ranks/a-1.1_y/attempt_0/0/stderr.log": PEER_LOST.format(rank=1)}
-    incident = classify(Case("nodes", "", None, 4, "torchrun", {"code": 1}, lost).evidence(tmp_path / "two"))
+    incident = classify(Case("nodes", "", None, 4, "torchrun", {"code": 1}, lost).evidence(tmp_path / "second"))
     assert (incident.kind, incident.rank) == ("peer_lost", 0)
-
-
-CASES = recorded()
 
 
 @table("case", CASES)
@@ -388,17 +386,17 @@ def test_recorded_end_is_taken_for_what_it_was(case: Case, tmp_path: Path) -> No
     assert stored == evidence and classify(stored) == incident
 
 
-def case_of(name: str) -> Case:
-    return next(case for case in CASES if case.name == name)
-
-
 def test_the_rank_that_died_is_named_and_the_other_called_a_consequence(tmp_path: Path) -> None:
     incident = classify(case_of("oom").evidence(tmp_path))
     assert (incident.kind, incident.rank) == ("cuda_oom", 1)
     assert "2.00 GiB" in incident.summary and "job.py:28 in main" in incident.summary
     assert incident.witnesses[0] == "exit" and len(incident.witnesses) == len(incident.evidence_lines)
-    told = ("rank 1: torch.OutOfMemoryError:", "rank 0, as a consequence: RuntimeError:", "rank 1: raised at job.py:28")
-    for start in told:
+    beginnings = (
+        "rank 1: torch.OutOfMemoryError:",
+        "rank 0, as a consequence: RuntimeError:",
+        "rank 1: raised at job.py:28",
+    )
+    for start in beginnings:
         assert any(line.startswith(start) for line in incident.evidence_lines), start
 
 
@@ -408,8 +406,8 @@ def test_the_same_trouble_has_the_same_fingerprint_with_or_without_error_files(t
         for name in ("oom_wrapped", "oom_wrapped_recorded")
     }
     assert len(prints) == 1
-    other = classify(case_of("killed").evidence(tmp_path / "killed")).fingerprint
-    assert other not in prints
+    of_kill = classify(case_of("killed").evidence(tmp_path / "killed")).fingerprint
+    assert of_kill not in prints
 
 
 def test_a_data_loaders_own_exception_is_quoted(tmp_path: Path) -> None:

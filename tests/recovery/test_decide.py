@@ -24,6 +24,14 @@ PARAMS: dict[str, Scalar] = {
 }  # fmt: skip
 STANDARD = POLICIES["standard"]
 
+SAME = "tried to allocate 2.00 GiB, train.py:18"
+BLOCK = "tried to allocate 20.00 MiB, train.py:18"
+LINE = "RuntimeError: CUDA error: out of memory, train.py:18"
+
+FURTHER = AttemptReach(last_step=90, best_step_before=40)
+
+UUID = "GPU-6f2a3b1c-0000-4000-8000-000000000001"
+
 
 def incident(kind: str = "killed", step: int | None = 40) -> Incident:
     return Incident(kind, 1, step, f"rank 1 met {kind}", "f" * 16, ())
@@ -38,8 +46,8 @@ def spec(**values: Any) -> RunSpec:
     return RunSpec(name="job", launcher="torchrun", program=("t.py",), workdir="/w", python="/p", nproc=2, **settings)
 
 
-def checkpoint(step: int, valid: bool = True, why: str = "matches its SHA-256", seen: int = 0) -> CheckpointInfo:
-    return CheckpointInfo(Path(f"/c/step_{step:08d}.pt"), step, valid, why, 10, seen or step)
+def checkpoint(step: int, valid: bool = True, why: str = "matches its SHA-256", place: int = 0) -> CheckpointInfo:
+    return CheckpointInfo(Path(f"/c/step_{step:08d}.pt"), step, valid, why, 10, place or step)
 
 
 def plan_for(
@@ -76,11 +84,38 @@ def retry(kind: str, rung: int, *, attempt: int = 1, progressed: bool = False, c
 STUCK = AttemptReach(last_step=40, best_step_before=40)
 
 
-# --- the ladders ------------------------------------------------------------------------------------------------------
-
-
 def skipped(plan: RecoveryPlan) -> list[str]:
     return [action.name for action in plan.actions if isinstance(action, SkippedAction)]
+
+
+def ladder_of(details: list[tuple[int | None, str]], kind: str = "cuda_oom") -> tuple[list[Scalar], RecoveryPlan]:
+    """The batches of attempts that fail at these steps with these details, the last again and again; the last plan."""
+    params: dict[str, Scalar] = {"batch_size": 64}
+    sizes = [params["batch_size"]]
+    history = []
+    while True:
+        step, detail = details[min(len(history), len(details) - 1)]
+        best = max((past.step for past in history if past.step is not None), default=None)
+        reach = AttemptReach(last_step=step, best_step_before=best)
+        failure = replace(incident(kind, step), summary=f"rank {len(history) % 2} ran out of GPU memory ({detail})")
+        plan = plan_for(kind, history=history, progress=reach, params=params, more={"incident": failure})
+        if plan.verdict == "stop":
+            return sizes, plan
+        actions = tuple(action.name for action in plan.actions if not isinstance(action, SkippedAction))
+        past = PastDecision(len(history) + 1, kind, plan.rung, "retry", reach.made, True, actions, dict(params))
+        history.append(replace(past, step=step, detail=detail))
+        params = plan.params
+        sizes.append(params["batch_size"])
+
+
+def past(kind: str, attempt: int, *, progressed: bool = False, **replaced: Scalar) -> PastDecision:
+    return PastDecision(attempt, kind, 0, "retry", progressed, bool(replaced), ("shrink_batch",), replaced)
+
+
+OOM = [past("cuda_oom", 1, progressed=True, batch_size=64), past("cuda_oom", 2, batch_size=48)]
+
+
+# --- the ladders ------------------------------------------------------------------------------------------------------
 
 
 def test_out_of_memory_first_shrinks_the_batch() -> None:
@@ -100,7 +135,7 @@ def test_out_of_memory_first_shrinks_the_batch() -> None:
 def test_a_batch_is_lowered_until_it_fits_or_is_one(batch: int, limit: int, tried: list[int]) -> None:
     params: dict[str, Scalar] = {"batch_size": batch}
     history: list[PastDecision] = []
-    seen = []
+    sizes = []
     while (size := params["batch_size"]) and int(size) > limit:
         plan = plan_for(
             "cuda_oom", history=history, progress=AttemptReach(last_step=40) if not history else STUCK, params=params
@@ -113,32 +148,8 @@ def test_a_batch_is_lowered_until_it_fits_or_is_one(batch: int, limit: int, trie
             PastDecision(1, "cuda_oom", plan.rung, "retry", not history, True, actions, {"batch_size": size})
         )
         params = plan.params
-        seen.append(params["batch_size"])
-    assert seen == tried
-
-
-def ladder_of(details: list[tuple[int | None, str]], kind: str = "cuda_oom") -> tuple[list[Scalar], RecoveryPlan]:
-    """The batches of attempts that fail at these steps with these details, the last again and again; the last plan."""
-    params: dict[str, Scalar] = {"batch_size": 64}
-    sizes, history = [params["batch_size"]], []
-    while True:
-        step, detail = details[min(len(history), len(details) - 1)]
-        best = max((past.step for past in history if past.step is not None), default=None)
-        reach = AttemptReach(last_step=step, best_step_before=best)
-        failure = replace(incident(kind, step), summary=f"rank {len(history) % 2} ran out of GPU memory ({detail})")
-        plan = plan_for(kind, history=history, progress=reach, params=params, more={"incident": failure})
-        if plan.verdict == "stop":
-            return sizes, plan
-        actions = tuple(action.name for action in plan.actions if not isinstance(action, SkippedAction))
-        past = PastDecision(len(history) + 1, kind, plan.rung, "retry", reach.made, True, actions, dict(params))
-        history.append(replace(past, step=step, detail=detail))
-        params = plan.params
         sizes.append(params["batch_size"])
-
-
-SAME = "tried to allocate 2.00 GiB, train.py:18"
-BLOCK = "tried to allocate 20.00 MiB, train.py:18"
-LINE = "RuntimeError: CUDA error: out of memory, train.py:18"
+    assert sizes == tried
 
 
 @table("details, tried", [
@@ -164,14 +175,6 @@ def test_the_reason_names_the_batches_that_made_no_difference() -> None:
     reason = ladder_of([(60, SAME)])[1].reason
     assert mentions(reason, "step 60", "3 attempts", "2.00 GiB", "train.py:18", "batch_size 64 → 48 → 36")
     assert mentions(ladder_of([(None, SAME)])[1].reason, "first step", "3 attempts")
-
-
-def past(kind: str, attempt: int, *, progressed: bool = False, **replaced: Scalar) -> PastDecision:
-    return PastDecision(attempt, kind, 0, "retry", progressed, bool(replaced), ("shrink_batch",), replaced)
-
-
-OOM = [past("cuda_oom", 1, progressed=True, batch_size=64), past("cuda_oom", 2, batch_size=48)]
-FURTHER = AttemptReach(last_step=90, best_step_before=40)
 
 
 @table("kind, history, reach, causes", [
@@ -290,9 +293,6 @@ def test_an_error_before_the_first_step_is_never_retried(kind: str) -> None:
     assert plan_for(kind, progress=AttemptReach(best_step_before=40), history=[retry("killed", 0)]).verdict == "retry"
 
 
-UUID = "GPU-6f2a3b1c-0000-4000-8000-000000000001"
-
-
 @table("kind, summary, visible, is_advised", [
     ("user_exception", f"invalid literal for int() with base 10: '{UUID}'", "uuid", True),
     ("user_exception", "invalid literal for int() with base 10: 'GPU'", "uuid", True),
@@ -405,7 +405,8 @@ def test_a_script_that_loads_a_later_checkpoint_by_itself_is_not_rolled_back_aga
 
 def test_a_rollback_goes_to_older_ones_only() -> None:
     """Checkpoints that cannot be checked come behind whole ones, though they may be newer."""
-    newer, older = checkpoint(60), checkpoint(20)
+    newer = checkpoint(60)
+    older = checkpoint(20)
     plan = plan_for(
         "nan_loss", history=[retry("nan_loss", 0)], progress=STUCK, checkpoints=[checkpoint(40), newer, older]
     )
@@ -436,19 +437,23 @@ def test_an_exit_code_that_the_policy_names_is_retried_within_its_limits(kind: s
     policy = policy_from({"policy": "restart-only", "retry_on_exit": [3]})
     stuck = AttemptReach(last_step=step, best_step_before=step)
 
-    def plan(code: int | None, fruitless: int, made: int = 0) -> RecoveryPlan:
-        # Its ladder is used up.
-        past = [retry(kind, 9, attempt=number + 1, progressed=number < made) for number in range(made + fruitless)]
+    def plan(code: int | None, fruitless: int, fruitful: int = 0) -> RecoveryPlan:
+        # So many retries use the incident's own ladder up.
+        past = [
+            retry(kind, 9, attempt=number + 1, progressed=number < fruitful) for number in range(fruitful + fruitless)
+        ]
         failed = replace(incident(kind, step), exit_code=code)
         return plan_for(kind, step=step, history=past, progress=stuck, policy=policy, more={"incident": failed})
 
-    asked = plan(3, 1)
-    assert (asked.verdict, asked.changed) == ("retry", {}) and mentions(asked.reason, "retry_on_exit", "exit code 3")
-    assert asked.delay_seconds > 0
+    allowed = plan(3, 1)
+    assert (allowed.verdict, allowed.changed) == ("retry", {}) and mentions(
+        allowed.reason, "retry_on_exit", "exit code 3"
+    )
+    assert allowed.delay_seconds > 0
     for code in (4, None):
         assert plan(code, 1).verdict == "stop"
     assert (plan(3, 2).verdict, plan(3, 2).because) == ("stop", "crash_loop")
-    assert (plan(3, 1, made=7).verdict, plan(3, 1, made=7).because) == ("stop", "attempts")
+    assert (plan(3, 1, fruitful=7).verdict, plan(3, 1, fruitful=7).because) == ("stop", "attempts")
 
 
 def test_an_exit_code_leaves_an_incident_its_own_ladder() -> None:

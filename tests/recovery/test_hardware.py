@@ -12,6 +12,11 @@ from tests.recovery.attempts import lay_out, report, traceback
 GPUS = ("GPU-a", "GPU-b")
 END = 1000.0
 
+NCCL = (
+    "[rank0]:[E1120 17:42:04 ProcessGroupNCCL.cpp:1] [Rank 0] Watchdog caught collective operation timeout: "
+    "WorkNCCL(SeqNum=9, OpType=ALLREDUCE, Timeout(ms)=600000) ran for 600012 milliseconds before timing out.\n"
+)
+
 
 def seen(code: int, *, at: float = END - 5, uuid: str = "GPU-b") -> Sighting:
     return Sighting(at, uuid, "xid", code)
@@ -33,22 +38,27 @@ XIDS = {
 }  # fmt: skip
 
 
+def verdict(*sightings: Sighting, folder: Path, files: dict[str, str]) -> Incident:
+    return classify(evidence(*sightings, folder=folder, files=files))
+
+
 def test_what_an_xid_says() -> None:
-    found = {code: [cause.kind for cause in observed(seen(code))] for codes in XIDS.values() for code in codes}
-    assert found == {code: [] if kind is None else [kind] for kind, codes in XIDS.items() for code in codes}
+    kinds = {code: [cause.kind for cause in observed(seen(code))] for codes in XIDS.values() for code in codes}
+    assert kinds == {code: [] if kind is None else [kind] for kind, codes in XIDS.items() for code in codes}
 
 
 def test_the_rank_and_the_gpu_are_named() -> None:
-    (one,) = observed(seen(95))
-    assert (one.rank, one.gpu, one.contained) == (1, "GPU-b", False)
-    assert "XID 95" in one.text and "GPU 1" in one.text
+    (cause,) = observed(seen(95))
+    assert (cause.rank, cause.gpu, cause.contained) == (1, "GPU-b", False)
+    assert "XID 95" in cause.text and "GPU 1" in cause.text
 
 
 def test_a_gpu_that_came_back_is_not_lost() -> None:
-    lost, back = Sighting(900, "GPU-a", "lost"), Sighting(910, "GPU-a", "returned")
+    lost = Sighting(900, "GPU-a", "lost")
+    back = Sighting(910, "GPU-a", "returned")
     assert [cause.kind for cause in observed(lost)] == ["gpu_lost"]
     assert observed(lost, back) == ()
-    # An XID 79 is the driver's last word on a GPU; that it answers again takes nothing from it.
+    # An XID 79 means that the GPU fell off the bus; that it answers again changes nothing.
     assert [cause.kind for cause in observed(lost, back, seen(79, uuid="GPU-a"))] == ["gpu_lost"]
 
 
@@ -68,36 +78,27 @@ def test_counters_are_seen_too() -> None:
 
 
 def test_an_error_that_needs_a_reset_counts_more_than_a_contained_one() -> None:
-    (one,) = observed(seen(94, at=990), seen(95, at=991))
-    assert not one.contained and "XID 95" in one.text
+    (cause,) = observed(seen(94, at=990), seen(95, at=991))
+    assert not cause.contained and "XID 95" in cause.text
     assert observed(seen(94))[0].contained
 
 
 # --- against what the logs say -----------------------------------------------------------------------------------
 
-NCCL = (
-    "[rank0]:[E1120 17:42:04 ProcessGroupNCCL.cpp:1] [Rank 0] Watchdog caught collective operation timeout: "
-    "WorkNCCL(SeqNum=9, OpType=ALLREDUCE, Timeout(ms)=600000) ran for 600012 milliseconds before timing out.\n"
-)
-
-
-def verdict(*sightings: Sighting, folder: Path, files: dict[str, str]) -> Incident:
-    return classify(evidence(*sightings, folder=folder, files=files))
-
 
 def test_hardware_wins_over_the_consequences_in_the_logs(tmp_path: Path) -> None:
     files = {"output.log": report({0: -6, 1: -6}, root=0), "ranks/0/stderr.log": NCCL, "ranks/1/stderr.log": NCCL}
-    found = verdict(seen(74, at=END - 620), folder=tmp_path, files=files)
-    assert (found.kind, found.rank, found.gpu) == ("nvlink_error", 1, "GPU-b")
-    assert "XID 74" in found.summary
-    assert any("Watchdog" in line for line in found.evidence_lines)
+    incident = verdict(seen(74, at=END - 620), folder=tmp_path, files=files)
+    assert (incident.kind, incident.rank, incident.gpu) == ("nvlink_error", 1, "GPU-b")
+    assert "XID 74" in incident.summary
+    assert any("Watchdog" in line for line in incident.evidence_lines)
 
 
 def test_a_lost_gpu_wins_over_what_the_rank_raised(tmp_path: Path) -> None:
     raised = traceback("RuntimeError: CUDA error: unknown error", rank=1)
-    files = {"output.log": report({0: -15, 1: 1}, root=1, asked=(0,)), "ranks/1/stderr.log": raised}
-    found = verdict(seen(79), folder=tmp_path, files=files)
-    assert (found.kind, found.gpu, found.contained) == ("gpu_lost", "GPU-b", False)
+    files = {"output.log": report({0: -15, 1: 1}, root=1, signalled=(0,)), "ranks/1/stderr.log": raised}
+    incident = verdict(seen(79), folder=tmp_path, files=files)
+    assert (incident.kind, incident.gpu, incident.contained) == ("gpu_lost", "GPU-b", False)
 
 
 def test_a_run_that_ends_well_in_spite_of_an_error_has_succeeded(tmp_path: Path) -> None:

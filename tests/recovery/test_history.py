@@ -16,6 +16,9 @@ from gputui.store.run_history import DecisionView, IncidentView, TransitionView
 from tests.ledgers import ledger_row
 from tests.tables import table
 
+FALLING = [10.0 / step for step in range(1, 31)]
+NOISY = [2.0, 2.6, 1.7, 2.4, 1.9] * 6
+
 
 def attempt(number: int, *, at: float, last: int | None = None, **values: Any) -> Attempt:
     fields: dict[str, Any] = {
@@ -81,51 +84,8 @@ def history(
     return RunHistory(run, attempts, list(incidents), list(decisions), list(transitions), list(checkpoints), lines)
 
 
-def test_decisions_become_what_the_policy_needs() -> None:
-    attempts = [attempt(1, at=2.0, last=40), attempt(2, at=100.0, last=40), attempt(3, at=200.0, last=55)]
-    full = "rank 1 ran out of GPU memory (tried to allocate 2.00 GiB, train.py:18)"
-    incidents = [incident(1, 1, "cuda_oom", summary=full), incident(2, 2, "killed", step=None)]
-    shrink = {"action": "shrink_batch", "applied": True, "changes": [], "note": ""}
-    skipped = {"action": "gradient_checkpointing", "applied": False, "changes": [], "note": ""}
-    decisions = [
-        decision(1, 1, at=60.0, params={"batch_size": 12}, actions=(shrink, skipped)),
-        decision(2, 2, at=160.0, rung=1),
-    ]
-    assert past_decisions(history(attempts, incidents, decisions)) == [
-        PastDecision(
-            1, "cuda_oom", 0, "retry", True, True, ("shrink_batch",), {}, 40, "tried to allocate 2.00 GiB, train.py:18"
-        ),
-        PastDecision(2, "killed", 1, "retry", False, False, ("restart",), detail="SIGKILL"),
-    ]
-
-
-def test_only_what_happened_since_a_person_started_it_counts() -> None:
-    attempts = [attempt(1, at=2.0, last=90), attempt(2, at=500.0, last=40)]
-    incidents = [incident(1, 1), incident(2, 2)]
-    decisions = [decision(1, 1, at=60.0, verdict="stop"), decision(2, 2, at=560.0)]
-    moves = [LAUNCH, move(60.0, "recovering", "queued", "agent"), move(400.0, "failed", "queued", cause="resume")]
-    assert person_started_at(moves) == 400.0
-    past = past_decisions(history(attempts, incidents, decisions, moves))
-    # Attempt 2 reached less than attempt 1, but that was before a person took a new start.
-    assert [(entry.attempt, entry.progressed) for entry in past] == [(2, True)]
-    progress = progress_of(history(attempts, transitions=moves), 2, ended_at=560.0)
-    assert progress.best_step_before is None and progress.made
-
-
 def saved(path: str, number: int, **values: Any) -> CheckpointRow:
     return ledger_row(path, attempt=number, **values)
-
-
-def test_without_steps_a_checkpoint_of_its_own_is_progress() -> None:
-    attempts = [attempt(1, at=2.0), attempt(2, at=100.0, resumed_from="/c/step_40.pt", resumed_step=40)]
-
-    def made(*rows: CheckpointRow) -> bool:
-        return progress_of(history(attempts, checkpoints=rows), 2, ended_at=190.0).made
-
-    assert made(saved("/c/step_40.pt", 1), saved("/c/step_60.pt", 2))
-    assert not made(saved("/c/step_60.pt", 2, verdict="invalid"))
-    assert not made(saved("/c/step_60.pt", 2, origin="foreign"))
-    assert not made(saved("/c/step_40.pt", 1))
 
 
 class Source:
@@ -159,7 +119,10 @@ class Lines:
         losses: dict[int, list[float]] | None = None,
         times: dict[tuple[int, int], float] | None = None,
     ) -> None:
-        self.gap, self.repeating, self.unsound, self.losses = gap, repeating, unsound or {}, losses or {}
+        self.gap = gap
+        self.repeating = repeating
+        self.unsound = unsound or {}
+        self.losses = losses or {}
         self.times = times
 
     def sources(self, attempt: int) -> list[Source]:
@@ -186,6 +149,49 @@ class Lines:
 
     def come_with_checkpoints(self) -> bool:
         return False
+
+
+def test_decisions_become_what_the_policy_needs() -> None:
+    attempts = [attempt(1, at=2.0, last=40), attempt(2, at=100.0, last=40), attempt(3, at=200.0, last=55)]
+    full = "rank 1 ran out of GPU memory (tried to allocate 2.00 GiB, train.py:18)"
+    incidents = [incident(1, 1, "cuda_oom", summary=full), incident(2, 2, "killed", step=None)]
+    shrink = {"action": "shrink_batch", "applied": True, "changes": [], "note": ""}
+    skipped = {"action": "gradient_checkpointing", "applied": False, "changes": [], "note": ""}
+    decisions = [
+        decision(1, 1, at=60.0, params={"batch_size": 12}, actions=(shrink, skipped)),
+        decision(2, 2, at=160.0, rung=1),
+    ]
+    assert past_decisions(history(attempts, incidents, decisions)) == [
+        PastDecision(
+            1, "cuda_oom", 0, "retry", True, True, ("shrink_batch",), {}, 40, "tried to allocate 2.00 GiB, train.py:18"
+        ),
+        PastDecision(2, "killed", 1, "retry", False, False, ("restart",), detail="SIGKILL"),
+    ]
+
+
+def test_only_what_happened_since_a_person_started_it_counts() -> None:
+    attempts = [attempt(1, at=2.0, last=90), attempt(2, at=500.0, last=40)]
+    incidents = [incident(1, 1), incident(2, 2)]
+    decisions = [decision(1, 1, at=60.0, verdict="stop"), decision(2, 2, at=560.0)]
+    moves = [LAUNCH, move(60.0, "recovering", "queued", "agent"), move(400.0, "failed", "queued", cause="resume")]
+    assert person_started_at(moves) == 400.0
+    past = past_decisions(history(attempts, incidents, decisions, moves))
+    # Attempt 2 reached less than attempt 1, but that was before a person took a new start.
+    assert [(entry.attempt, entry.progressed) for entry in past] == [(2, True)]
+    progress = progress_of(history(attempts, transitions=moves), 2, ended_at=560.0)
+    assert progress.best_step_before is None and progress.made
+
+
+def test_without_steps_a_checkpoint_of_its_own_is_progress() -> None:
+    attempts = [attempt(1, at=2.0), attempt(2, at=100.0, resumed_from="/c/step_40.pt", resumed_step=40)]
+
+    def made(*rows: CheckpointRow) -> bool:
+        return progress_of(history(attempts, checkpoints=rows), 2, ended_at=190.0).made
+
+    assert made(saved("/c/step_40.pt", 1), saved("/c/step_60.pt", 2))
+    assert not made(saved("/c/step_60.pt", 2, verdict="invalid"))
+    assert not made(saved("/c/step_60.pt", 2, origin="foreign"))
+    assert not made(saved("/c/step_40.pt", 1))
 
 
 def test_steps_with_a_loss_that_is_not_finite_are_no_progress() -> None:
@@ -218,10 +224,6 @@ def test_steps_that_begin_anew_with_every_epoch_show_nothing() -> None:
     assert resumptions(attempts, Lines(repeating=1)) == {}
 
 
-FALLING = [10.0 / step for step in range(1, 31)]
-NOISY = [2.0, 2.6, 1.7, 2.4, 1.9] * 6
-
-
 @table("before, after, what", [
     (FALLING, FALLING, "beginning"), (FALLING, [loss * 1.05 for loss in FALLING], "beginning"),
     (FALLING, FALLING[1:], "uncertain"), (FALLING, [0.33], "recounted"), (FALLING, [0.9, 0.2, 0.4], "recounted"),
@@ -247,7 +249,8 @@ def test_an_attempt_that_loaded_its_checkpoint_and_saved_got_further_whatever_it
         attempt(1, at=2.0, last=30, first_step=1),
         attempt(2, at=100.0, last=9, first_step=1, resumed_from="/c/x.pt", resumed_step=30),
     ]
-    rows, lines = [saved("/c/y.pt", 2)], Lines(losses={1: FALLING, 2: after})
+    rows = [saved("/c/y.pt", 2)]
+    lines = Lines(losses={1: FALLING, 2: after})
     past = history(attempts, [incident(1, 2)], [decision(1, 2, at=160.0)], checkpoints=rows, lines=lines)
     decided = past_decisions(past)
     assert decided[0].progressed is is_further

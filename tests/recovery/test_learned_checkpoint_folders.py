@@ -13,22 +13,23 @@ from tests.texts import mentions
 
 
 def search(folder: Path, *arguments: str, pattern: str = LEARNED) -> CheckpointSearch:
-    other = (Neighbour("b-1", str(folder), LEARNED),)
-    return CheckpointSearch(Path("/db"), "a-1", folder, pattern, (), (), command_paths=arguments, neighbours=other)
+    neighbours = (Neighbour("b-1", str(folder), LEARNED),)
+    return CheckpointSearch(Path("/db"), "a-1", folder, pattern, (), (), command_paths=arguments, neighbours=neighbours)
 
 
 def test_the_folder_that_a_command_names(tmp_path: Path) -> None:
     for name in ("A/runs", "B/runs", "data"):
         (tmp_path / name).mkdir(parents=True)
-    own, strange = str(tmp_path / "A/runs/step_5.pt"), str(tmp_path / "B/runs/step_5.pt")
+    own_path = str(tmp_path / "A/runs/step_5.pt")
+    foreign_path = str(tmp_path / "B/runs/step_5.pt")
     looks = search(tmp_path, "A/runs", "data", ".", "../x", "0.1")
-    folders = looks.own_folders([own, strange])
+    folders = looks.own_folders([own_path, foreign_path])
     assert folders == [tmp_path / "A/runs"]
-    assert looks.intruder_at(own, folders) is None
-    assert looks.intruder_at(strange, folders) is not None
-    # A command that names no folder of checkpoints has only the other runs' word.
-    assert looks.own_folders([strange]) == []
-    assert looks.intruder_at(strange) is not None
+    assert looks.intruder_at(own_path, folders) is None
+    assert looks.intruder_at(foreign_path, folders) is not None
+    # Where the command names no folder of checkpoints, the claims of the other runs decide.
+    assert looks.own_folders([foreign_path]) == []
+    assert looks.intruder_at(foreign_path) is not None
 
 
 def test_the_folder_in_which_only_this_run_writes_metrics(tmp_path: Path) -> None:
@@ -43,5 +44,5 @@ def test_a_run_that_names_no_checkpoints_contests_none_of_a_profile(tmp_path: Pa
 
 
 def test_what_is_looked_for_is_told_without_the_word_of_a_profile() -> None:
-    named, learned = (search(Path("/runs/a"), pattern=pattern).words for pattern in ("step_*.pt", LEARNED))
-    assert mentions(named, "step_*.pt", "/runs/a") and "/runs/a" in learned and LEARNED not in learned
+    from_pattern, learned = (search(Path("/runs/a"), pattern=pattern).words for pattern in ("step_*.pt", LEARNED))
+    assert mentions(from_pattern, "step_*.pt", "/runs/a") and "/runs/a" in learned and LEARNED not in learned

@@ -32,6 +32,18 @@ QUOTES = [
     "epoch 3 | took 3600 s (compile, validation, checkpoint)\n",
 ]  # fmt: skip
 
+IMPORT = traceback("ModuleNotFoundError: No module named 'flash_attn'", rank=1)
+KEY = traceback("KeyError: 'tokens'", rank=1)
+
+OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
+COMMAND = "['/v/bin/python', 'train.py', '--lr', '0.1', '--name', 'a long one']"
+RETURNED = f"subprocess.CalledProcessError: Command '{COMMAND}' returned non-zero exit status {{code}}."
+DIED = f"subprocess.CalledProcessError: Command '{COMMAND}' died with <Signals.SIGKILL: 9>."
+OBSERVER = (
+    "[rank: 1] Child process with PID 77 terminated with code {code}. Forcefully terminating all other processes to "
+    "avoid zombies 🧟\n"
+)
+
 
 @table("quote", QUOTES)
 def test_quoted_messages_count_for_nothing(quote: str, tmp_path: Path) -> None:
@@ -74,7 +86,7 @@ def test_a_caught_exception_of_a_rank_that_was_only_asked_to_end_is_not_the_caus
     lay_out(
         tmp_path,
         {
-            "output.log": report({0: -15, 1: -9}, root=1, asked=(0,)),
+            "output.log": report({0: -15, 1: -9}, root=1, signalled=(0,)),
             "ranks/0/stderr.log": traceback("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."),
             "ranks/1/stderr.log": "",
         },
@@ -90,10 +102,6 @@ def test_a_process_that_ends_well_after_an_exception_is_remarked_on(tmp_path: Pa
     assert printed_at_end(process_ended(tmp_path / "2", f"Exception ignored in: <f>\n{output}", {"code": 0})) == []
 
 
-IMPORT = traceback("ModuleNotFoundError: No module named 'flash_attn'", rank=1)
-KEY = traceback("KeyError: 'tokens'", rank=1)
-
-
 @table("first, then", [(IMPORT, KEY), (KEY, PEER_LOST.format(rank=1))])
 def test_an_import_tried_in_vain_or_a_connection_lost_over_an_error_is_not_the_cause(
     tmp_path: Path, first: str, then: str
@@ -105,11 +113,11 @@ def test_an_import_tried_in_vain_or_a_connection_lost_over_an_error_is_not_the_c
 
 def test_a_kill_after_an_oom_of_some_other_process_long_ago_needs_the_counter_to_grow(tmp_path: Path) -> None:
     counts = {(1, 1): "host_oom", (0, 0): "killed", (0, 1): "killed", (None, 1): "host_oom", (None, None): "killed"}
-    found = {}
+    kinds = {}
     for cgroup, host in counts:
         record = {"code": 1, "oom_kills": {"cgroup": cgroup, "host": host}}
-        found[cgroup, host] = classify(rank_failed(tmp_path / f"{cgroup}{host}", "", code=-9, exit=record)).kind
-    assert found == counts
+        kinds[cgroup, host] = classify(rank_failed(tmp_path / f"{cgroup}{host}", "", code=-9, exit=record)).kind
+    assert kinds == counts
 
 
 # --- ends that were asked for -----------------------------------------------------------------------------------------
@@ -134,15 +142,15 @@ def test_a_kill_after_an_oom_of_some_other_process_long_ago_needs_the_counter_to
     ],
 )
 def test_outcome(exit_record: dict[str, object] | None, stop_intended: bool, expected: str) -> None:
-    found = None if exit_record is None else ExitRecord.from_json(exit_record)
-    assert outcome(Evidence(exit=found, launcher="torchrun"), stop_intended=stop_intended) == expected
+    record = None if exit_record is None else ExitRecord.from_json(exit_record)
+    assert outcome(Evidence(exit=record, launcher="torchrun"), stop_intended=stop_intended) == expected
 
 
 def test_a_hang_that_the_agent_ended_is_a_hang(tmp_path: Path) -> None:
-    lay_out(tmp_path, {"output.log": report({0: -15, 1: -15}, root=0, asked=(0, 1)), "ranks/0/stderr.log": ""})
-    seen = ObservedCause("hang", 100.0, "no step for 90 s, the longest before was 4 s", rank=1, step=17)
+    lay_out(tmp_path, {"output.log": report({0: -15, 1: -15}, root=0, signalled=(0, 1)), "ranks/0/stderr.log": ""})
+    cause = ObservedCause("hang", 100.0, "no step for 90 s, the longest before was 4 s", rank=1, step=17)
     evidence = collect(
-        tmp_path, exit=ExitRecord(code=1, stop_requested=True), ended_at=None, observed=[seen], last_step=17
+        tmp_path, exit=ExitRecord(code=1, stop_requested=True), ended_at=None, observed=[cause], last_step=17
     )
     incident = classify(evidence)
     assert (incident.kind, incident.rank, incident.step) == ("hang", 1, 17)
@@ -160,16 +168,6 @@ def test_what_ranks_raise_while_they_are_being_ended_is_not_the_cause(tmp_path: 
     )
     incident = classify(collect(tmp_path, exit=ExitRecord(code=1), ended_at=None))
     assert incident.kind == "stopped_outside"
-
-
-OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
-COMMAND = "['/v/bin/python', 'train.py', '--lr', '0.1', '--name', 'a long one']"
-RETURNED = f"subprocess.CalledProcessError: Command '{COMMAND}' returned non-zero exit status {{code}}."
-DIED = f"subprocess.CalledProcessError: Command '{COMMAND}' died with <Signals.SIGKILL: 9>."
-OBSERVER = (
-    "[rank: 1] Child process with PID 77 terminated with code {code}. Forcefully terminating all other processes to "
-    "avoid zombies 🧟\n"
-)
 
 
 @table("launcher, output, record, kind, rank, expected", [

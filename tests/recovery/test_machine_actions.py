@@ -46,6 +46,15 @@ def act(name: str, case: ActionContext = CASE, **changes: Any) -> AppliedAction 
     return apply(replace(case, **changes))
 
 
+def plan(recovery: dict[str, Any], machine: MachineContext, run: RunSpec, incident: Incident = LOST) -> Any:
+    policy = policy_from(recovery)
+    failed = FailedAttempt(
+        run_id="j", number=1, incident=incident, reach=AttemptReach(last_step=40), spec=run, params=PARAMS,
+        policy=policy, checkpoints=CASE.checkpoints, machine=machine,
+    )  # fmt: skip
+    return decide(failed)
+
+
 def test_a_free_gpu_takes_the_place_of_the_faulty_one() -> None:
     result = act("exclude_gpu", machine=replace(TWO, spares=("GPU-c", "GPU-d")))
     assert isinstance(result, AppliedAction) and result.changes == ()
@@ -87,12 +96,12 @@ def test_waiting_for_the_disk() -> None:
         Precondition("disk", limit_seconds=21600.0, bytes_needed=360),
     )
     assert isinstance(act("wait_disk", spec=spec(checkpoints=None)), SkippedAction)
-    # Room that may be there at once, for as long as a plain wait took.
+    # Without checkpoints the needed room is unknown: any room will do, and the wait is as short as a plain one.
     assert act("wait_disk", checkpoints=()).effect.preconditions == (
         Precondition("room", limit_seconds=900.0, bytes_needed=1 << 30),
     )
-    asked = replace(spec(), disk_bytes=7 << 30)
-    assert act("wait_disk", spec=asked, checkpoints=()).effect.preconditions[0].bytes_needed == 7 << 30
+    larger = replace(spec(), disk_bytes=7 << 30)
+    assert act("wait_disk", spec=larger, checkpoints=()).effect.preconditions[0].bytes_needed == 7 << 30
 
 
 def test_pruning_leaves_the_newest_valid_ones() -> None:
@@ -112,25 +121,16 @@ def test_pruning_leaves_the_newest_valid_ones() -> None:
 # --- in a plan -----------------------------------------------------------------------------------------------------
 
 
-def plan(recovery: dict[str, Any], machine: MachineContext, run: RunSpec, incident: Incident = LOST) -> Any:
-    policy = policy_from(recovery)
-    failed = FailedAttempt(
-        run_id="j", number=1, incident=incident, reach=AttemptReach(last_step=40), spec=run, params=PARAMS,
-        policy=policy, checkpoints=CASE.checkpoints, machine=machine,
-    )  # fmt: skip
-    return decide(failed)
-
-
 def test_a_faulty_gpu_is_quarantined_when_the_run_stops_for_it() -> None:
-    made = plan({"policy": "standard"}, TWO, spec())
-    assert (made.verdict, made.effect.quarantine) == ("stop", ("GPU-b",))
-    assert "min_gpus" in made.reason
+    plan_of_standard = plan({"policy": "standard"}, TWO, spec())
+    assert (plan_of_standard.verdict, plan_of_standard.effect.quarantine) == ("stop", ("GPU-b",))
+    assert "min_gpus" in plan_of_standard.reason
 
 
 def test_a_gpu_that_the_run_goes_on_with_is_not_quarantined() -> None:
     ecc = replace(LOST, kind="ecc")
-    made = plan({"policy": "standard"}, TWO, spec(), ecc)
-    assert (made.verdict, made.effect) == ("retry", Effect())
+    plan_of_standard = plan({"policy": "standard"}, TWO, spec(), ecc)
+    assert (plan_of_standard.verdict, plan_of_standard.effect) == ("retry", Effect())
     contained = plan({"policy": "standard"}, replace(TWO, spares=("GPU-c",)), spec(), replace(ecc, contained=True))
     assert contained.effect == Effect() and mentions(contained.reason, "GPU usable")
 

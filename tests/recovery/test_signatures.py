@@ -200,6 +200,23 @@ called `Result::unwrap()` on an `Err` value: DriverError(CUDA_ERROR_OUT_OF_MEMOR
     ("nonzero_exit", 3, ""),
     ("user_exception", 1, "╭─────── Traceback (most recent call last) ───────╮\n│ train.py:3 in main   │\n╰──────────╯\nKeyError: 'x'\n"),
 ]
+
+NO_ENGINE = "RuntimeError: FIND was unable to find an engine to execute this computation"
+FULL = AttemptGpus(1, 97.0)
+ROOMY = AttemptGpus(1, 30.0)
+UNSAMPLED = AttemptGpus(1)
+NONE = AttemptGpus()
+
+OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a"
+RICH = """\
+\x1b[31m╭─ \x1b[1mTraceback (most recent call last) ─╮\x1b[0m
+\x1b[31m│\x1b[0m train.py:9 in main                 \x1b[31m│\x1b[0m
+\x1b[31m╰────────────────────────────────────╯\x1b[0m
+\x1b[1;91mtorch.OutOfMemoryError: \x1b[0mCUDA out of
+memory. Tried to allocate 2.00 GiB.
+"""
+
+
 # fmt: on
 
 
@@ -219,10 +236,6 @@ def test_what_native_code_prints(kind: str, code: int, stderr: str, tmp_path: Pa
         printed = re.sub(r"\[([EFW])1120 ", rf"[\g<1>{month} ", stderr)
         incident = classify(rank_failed(tmp_path / month, printed, code=code))
         assert (incident.kind, incident.rank) == (kind, 1)
-
-
-NO_ENGINE = "RuntimeError: FIND was unable to find an engine to execute this computation"
-FULL, ROOMY, UNSAMPLED, NONE = AttemptGpus(1, 97.0), AttemptGpus(1, 30.0), AttemptGpus(1), AttemptGpus()
 
 
 @table("exception, kinds", [
@@ -254,16 +267,6 @@ def test_only_a_loss_that_is_no_number_is_one(exception: str, kind: str, tmp_pat
 def test_frames_of_any_form_in_a_json_line_are_read(value: object, tmp_path: Path) -> None:
     line = json.dumps({"exc_value": "no", "exc_type": value, "frames": value})
     assert classify(process_ended(tmp_path, f"step 1\n{line}\n", {"code": 1})).kind
-
-
-OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a"
-RICH = """\
-\x1b[31m╭─ \x1b[1mTraceback (most recent call last) ─╮\x1b[0m
-\x1b[31m│\x1b[0m train.py:9 in main                 \x1b[31m│\x1b[0m
-\x1b[31m╰────────────────────────────────────╯\x1b[0m
-\x1b[1;91mtorch.OutOfMemoryError: \x1b[0mCUDA out of
-memory. Tried to allocate 2.00 GiB.
-"""
 
 
 @table("output", [

@@ -27,6 +27,10 @@ from tests.texts import mentions
 
 NOW = 1000.0
 
+PLACED = PlacementView("ended", nodes=("n1",), gpus=2, queued_seconds=120.0, ran_seconds=60.0)
+
+FIRST = attempt(1, at=0.0, last=39, first_step=1, ended_at=52.0, gpus=("a", "b"))
+
 
 def run(state: str, **values: Any) -> Run:
     fields: dict[str, Any] = {
@@ -54,6 +58,43 @@ def story(
     return tell(history, history.failures_with(costs or {}), went_on, now=now)
 
 
+def alike_failures(count: int) -> list[str]:
+    """The story of a run whose attempts all ran out of memory at step 60, with half the batch each time."""
+    rows = range(1, count + 1)
+    attempts = [
+        attempt(number, at=100.0 * number, last=60, params={"batch_size": 128 >> number, "lr": 0.1}) for number in rows
+    ]
+    cause = "ran out of GPU memory (tried to allocate 2.00 GiB, train.py:18)"
+    incidents = [incident(n, n, "cuda_oom", step=60, rank=n % 2, summary=f"rank {n % 2} {cause}") for n in rows]
+    decisions = [decision(n, n, at=100.0 * n + 50, reason=f"did {n}") for n in rows[:-1]]
+    decisions.append(decision(count, count, at=999.0, verdict="stop", reason="nothing helps"))
+    paid = {n: Cost(10, 20.0, 0.0) for n in rows[:-1]}
+    return story(run("failed"), attempts, incidents, decisions, [move(1.0, None, "queued")], now=NOW, costs=paid)
+
+
+def line(number: int, first: int, last: int, at: float, step_seconds: float = 1.0) -> dict[tuple[int, int], float]:
+    return {(number, step): at + (step - first) * step_seconds for step in range(first, last + 1)}
+
+
+def second(**values: Any) -> Attempt:
+    fields: dict[str, Any] = {
+        "at": 60.0,
+        "last": 99,
+        "first_step": 31,
+        "resumed_from": "/c/step_30.pt",
+        "resumed_step": 30,
+        "gpus": ("a", "b"),
+    }
+    return attempt(2, **fields | values)
+
+
+TIMES = line(1, 1, 39, 11.0) | line(2, 31, 99, 70.0)  # step 30 at 40 s, step 39 at 49 s
+
+
+def one(attempts: list[Attempt], lines: Lines, verdict: str = "retry") -> Cost:
+    return costs(attempts, [incident(7, 1)], [decision(7, 1, at=53.0, verdict=verdict)], lines)[7]
+
+
 def test_a_run_that_ran_out_of_memory_and_was_brought_back() -> None:
     resumed = {"resumed_from": "/r/checkpoints/step_00000040.pt", "resumed_step": 40}
     attempts = [
@@ -66,8 +107,8 @@ def test_a_run_that_ran_out_of_memory_and_was_brought_back() -> None:
     reason = "lowered batch_size 16 → 12, resuming from step_00000040.pt"
     retry = decision(1, 1, at=55.0, params={"batch_size": 12}, reason=reason)
     ended = run("succeeded", ended_at=181.0, attempt=2)
-    told = story(ended, attempts, [oom], [retry], [move(1.0, None, "queued")], now=NOW)
-    assert told == [
+    sentences = story(ended, attempts, [oom], [retry], [move(1.0, None, "queued")], now=NOW)
+    assert sentences == [
         "digits-1 was launched by ann from the profile digits-ddp.",
         "Attempt 1 ran on 2 CPU ranks for 49 s. It reported steps 0 to 39. "
         "Rank 0 ran out of GPU memory (tried to allocate 2.00 GiB), at step 40. Evidence: torchrun: saw rank 0 fail first, with code 1. gputui lowered batch_size 16 → 12, resuming "
@@ -77,25 +118,17 @@ def test_a_run_that_ran_out_of_memory_and_was_brought_back() -> None:
     ]
 
 
-def alike_failures(count: int) -> list[str]:
-    """The story of a run whose attempts all ran out of memory at step 60, with half the batch each time."""
-    rows = range(1, count + 1)
-    attempts = [
-        attempt(number, at=100.0 * number, last=60, params={"batch_size": 128 >> number, "lr": 0.1}) for number in rows
-    ]
-    wanted = "ran out of GPU memory (tried to allocate 2.00 GiB, train.py:18)"
-    incidents = [incident(n, n, "cuda_oom", step=60, rank=n % 2, summary=f"rank {n % 2} {wanted}") for n in rows]
-    decisions = [decision(n, n, at=100.0 * n + 50, reason=f"did {n}") for n in rows[:-1]]
-    decisions.append(decision(count, count, at=999.0, verdict="stop", reason="nothing helps"))
-    paid = {n: Cost(10, 20.0, 0.0) for n in rows[:-1]}
-    return story(run("failed"), attempts, incidents, decisions, [move(1.0, None, "queued")], now=NOW, costs=paid)
-
-
 def test_attempts_that_failed_in_the_same_way_are_told_together() -> None:
-    told = alike_failures(5)
-    assert len(told) == 4 and mentions(told[1], "step 60", "did 1", "10 steps", "20 s")
+    sentences = alike_failures(5)
+    assert len(sentences) == 4 and mentions(sentences[1], "step 60", "did 1", "10 steps", "20 s")
     assert mentions(
-        told[2], "Attempts 2 to 5", "3 min 16 s", "batch_size 32 → 16 → 8 → 4", "nothing helps", "30 steps", "1 min"
+        sentences[2],
+        "Attempts 2 to 5",
+        "3 min 16 s",
+        "batch_size 32 → 16 → 8 → 4",
+        "nothing helps",
+        "30 steps",
+        "1 min",
     )
     assert len(alike_failures(2)) == 4 and alike_failures(2)[2].startswith("Attempt 2 ran on")
 
@@ -104,7 +137,7 @@ def test_failures_that_differ_or_that_a_person_parted_are_told_apart() -> None:
     attempts = [attempt(number, at=100.0 * number, last=60) for number in (1, 2, 3, 4, 5, 6)]
     incidents = [incident(n, n, "killed", step=60 if n < 4 else 70) for n in (1, 2, 3, 4, 5, 6)]
     moves = [move(1.0, None, "queued"), move(555.0, "failed", "queued", "ann", "restart")]
-    told = story(run("failed"), attempts, incidents, [], moves, now=NOW)
+    sentences = story(run("failed"), attempts, incidents, [], moves, now=NOW)
     beginnings = [
         "Attempt 1 ran",
         "Attempts 2 and 3 failed",
@@ -112,7 +145,9 @@ def test_failures_that_differ_or_that_a_person_parted_are_told_apart() -> None:
         "Attempt 5 ran",
         "ann asked for a restart",
     ]
-    assert [text.startswith(words) for text, words in zip(told[1:-1], beginnings, strict=True)] == [True] * 5
+    assert [text.startswith(beginning) for text, beginning in zip(sentences[1:-1], beginnings, strict=True)] == [
+        True
+    ] * 5
 
 
 @table("values, sentence", [
@@ -135,11 +170,8 @@ def test_what_an_attempt_that_counts_from_the_first_step_did(went_on: Resumption
 
 def test_an_attempt_that_was_given_nothing_and_went_on_by_itself() -> None:
     again = attempt(2, at=60.0, last=99, first_step=61, state="succeeded", ended_at=181.0)
-    told = story(run("succeeded"), [FIRST, again], [], [], [], now=NOW, went_on={2: "unaided"})
-    assert mentions(told[2], "by itself (step 61)", "61 to 99") and "beginning" not in told[2]
-
-
-PLACED = PlacementView("ended", nodes=("n1",), gpus=2, queued_seconds=120.0, ran_seconds=60.0)
+    sentences = story(run("succeeded"), [FIRST, again], [], [], [], now=NOW, went_on={2: "unaided"})
+    assert mentions(sentences[2], "by itself (step 61)", "61 to 99") and "beginning" not in sentences[2]
 
 
 @table("started_at, placement, said", [
@@ -153,16 +185,16 @@ def test_where_an_attempt_of_a_target_ran_and_how_long(
     started_at: float | None, placement: PlacementView | None, said: str
 ) -> None:
     placed = attempt(1, at=2.0, last=9, state="succeeded", started_at=started_at, ended_at=52.0, placement=placement)
-    told = story(run("succeeded", target="lab"), [placed], [], [], [], now=NOW)
-    assert said in told[1] and "CPU" not in told[1]
+    sentences = story(run("succeeded", target="lab"), [placed], [], [], [], now=NOW)
+    assert said in sentences[1] and "CPU" not in sentences[1]
 
 
 def test_a_study_ends_its_trials_as_planned() -> None:
     moves = [move(18.0, "running", "stopping", "study s-1", "pruned at rung 3: 7th of 9")]
     killed = attempt(1, at=2.0, last=9, state="stopped", stop_requested="kill", exit={"forced": True}, ended_at=20.0)
-    told = story(run("stopped", study_id="s-1"), [killed], [], [], moves, now=NOW)
-    assert mentions(told[1], "as planned", "pruned at rung 3: 7th of 9")
-    assert mentions(told[2], "stopped", "1 attempt")
+    sentences = story(run("stopped", study_id="s-1"), [killed], [], [], moves, now=NOW)
+    assert mentions(sentences[1], "as planned", "pruned at rung 3: 7th of 9")
+    assert mentions(sentences[2], "stopped", "1 attempt")
 
 
 def test_who_asked_for_a_restart_and_where_a_phase_ended() -> None:
@@ -171,11 +203,15 @@ def test_who_asked_for_a_restart_and_where_a_phase_ended() -> None:
     attempts += [attempt(3, at=61.0, last=9), attempt(4, at=91.0, last=9)]
     moves = [move(19.0, "running", "stopping", "agent", "phase 2 of 3 begins")]
     moves += [move(30.0, "stopped", "queued", "agent", "phase"), move(60.0, "stopped", "queued", "ann", "restart")]
-    # Former versions stored the agent as the actor.
+    # A move whose actor is the agent is nobody's request.
     moves += [move(90.0, "stopped", "queued", "agent", "restart")]
-    told = story(run("stopped"), attempts, [], [], moves, now=NOW)
-    assert mentions(told[1], "Attempt 1", "phase", "ended") and mentions(told[2], "phase", "began", "Attempt 2")
-    assert mentions(told[3], "ann ", "restart", "Attempt 3") and mentions(told[4], "A person", "restart", "Attempt 4")
+    sentences = story(run("stopped"), attempts, [], [], moves, now=NOW)
+    assert mentions(sentences[1], "Attempt 1", "phase", "ended") and mentions(
+        sentences[2], "phase", "began", "Attempt 2"
+    )
+    assert mentions(sentences[3], "ann ", "restart", "Attempt 3") and mentions(
+        sentences[4], "A person", "restart", "Attempt 4"
+    )
 
 
 @table("state, values, sentence", [
@@ -192,7 +228,7 @@ def test_how_it_stands(state: str, values: dict[str, Any], sentence: str) -> Non
 
 
 def test_nothing_of_a_log_reaches_the_terminal_raw() -> None:
-    told = story(
+    sentences = story(
         run("failed", spec_json="not json"),
         [attempt(1, at=2.0)],
         [incident(1, 1, summary="rank 0 raised \x1b[2J\x1b]0;x\x07 an\nexception", evidence=(3, None))],
@@ -200,32 +236,8 @@ def test_nothing_of_a_log_reaches_the_terminal_raw() -> None:
         [],
         now=NOW,
     )
-    assert all(ord(char) >= 32 and not 0x7F <= ord(char) < 0xA0 for text in told for char in text)
-    assert "on the CPU" in told[1]
-
-
-def line(number: int, first: int, last: int, at: float, each: float = 1.0) -> dict[tuple[int, int], float]:
-    return {(number, step): at + (step - first) * each for step in range(first, last + 1)}
-
-
-def second(**values: Any) -> Attempt:
-    fields: dict[str, Any] = {
-        "at": 60.0,
-        "last": 99,
-        "first_step": 31,
-        "resumed_from": "/c/step_30.pt",
-        "resumed_step": 30,
-        "gpus": ("a", "b"),
-    }
-    return attempt(2, **fields | values)
-
-
-FIRST = attempt(1, at=0.0, last=39, first_step=1, ended_at=52.0, gpus=("a", "b"))
-TIMES = line(1, 1, 39, 11.0) | line(2, 31, 99, 70.0)  # step 30 at 40 s, step 39 at 49 s
-
-
-def one(attempts: list[Attempt], lines: Lines, verdict: str = "retry") -> Cost:
-    return costs(attempts, [incident(7, 1)], [decision(7, 1, at=53.0, verdict=verdict)], lines)[7]
+    assert all(ord(char) >= 32 and not 0x7F <= ord(char) < 0xA0 for text in sentences for char in text)
+    assert "on the CPU" in sentences[1]
 
 
 def test_steps_after_the_checkpoint_and_the_time_until_they_are_done_again() -> None:
@@ -242,15 +254,15 @@ def test_what_is_lost_of_a_shared_gpu_is_the_runs_part() -> None:
 def test_the_loss_shows_in_the_first_later_attempt_with_a_step() -> None:
     refused = second(last=None, first_step=None, ended_at=65.0)
     anew = attempt(3, at=66.0, last=99, first_step=1, ended_at=200.0)
-    found = costs(
+    by_attempt = costs(
         [FIRST, refused, anew], [incident(7, 1), incident(8, 2)], [], Lines(times=TIMES | line(3, 1, 99, 70.0))
     )
-    assert found[7].lost_steps == 39 and found[8].lost_steps is None
+    assert by_attempt[7].lost_steps == 39 and by_attempt[8].lost_steps is None
     stop = [decision(8, 2, at=65.0, verdict="stop")]
-    found = costs(
+    by_attempt = costs(
         [FIRST, refused, anew], [incident(7, 1), incident(8, 2)], stop, Lines(times=TIMES | line(3, 1, 99, 70.0))
     )
-    assert found[7].lost_steps == 9
+    assert by_attempt[7].lost_steps == 9
 
 
 def test_a_beginning_anew_loses_everything() -> None:
@@ -265,7 +277,7 @@ def test_an_attempt_that_went_on_by_itself_costs_at_least_what_it_repeats() -> N
 
 @table("losses, cost", [
     ({}, Cost(None, None, None)),
-    # It began again: as without a checkpoint. It loaded it: as if it counted on.
+    # A first loss as high as at the beginning shows a new start; one as low as the last shows that the checkpoint was loaded.
     ({1: [9.0, 5.0, 1.0], 2: [9.0]}, Cost(39, 59.0, pytest.approx((41 + 9) * 2 / 3600))),
     ({1: [9.0, 5.0, 1.0], 2: [1.0]}, Cost(9, 30.0, pytest.approx((12 + 9) * 2 / 3600))),
 ])  # fmt: skip
@@ -277,12 +289,12 @@ def test_an_attempt_that_counts_from_the_first_step_costs_what_its_loss_shows(
 
 
 def test_the_step_of_a_checkpoint_that_its_name_does_not_tell_is_about_right() -> None:
-    named, unnamed = (
+    certain, uncertain = (
         one([FIRST, second(resumed_from=f"/c/{name}.pt", resumed_step=30)], Lines(times=TIMES))
         for name in ("step_30", "last")
     )
-    assert (named.lost_steps, named.is_about) == (9, False)
-    assert (unnamed.lost_steps, unnamed.is_about) == (9, True)
+    assert (certain.lost_steps, certain.is_about) == (9, False)
+    assert (uncertain.lost_steps, uncertain.is_about) == (9, True)
 
 
 def test_what_a_restart_without_steps_costs_is_unknown_where_it_succeeded() -> None:
@@ -321,13 +333,13 @@ def test_waiting_for_the_next_attempt_is_no_gpu_time_as_in_what_a_run_took(verdi
 def test_spans_never_overlap_even_where_an_attempt_did_nothing() -> None:
     idle = second(last=None, first_step=None, ended_at=80.0)
     third = attempt(3, at=90.0, last=99, first_step=31, resumed_from="/c/step_30.pt", resumed_step=30, gpus=("a", "b"))
-    found = costs(
+    by_attempt = costs(
         [FIRST, idle, third],
         [incident(1, 1), incident(2, 2)],
         [decision(1, 1, at=53.0), decision(2, 2, at=81.0)],
         Lines(times=line(1, 1, 39, 11.0) | line(3, 31, 99, 100.0)),
     )
-    assert found[1].lost_seconds == 80.0 - 40.0
-    assert found[2] == Cost(None, 100.0 - 80.0, pytest.approx(9 * 2 / 3600))
-    together = total(found.values())
+    assert by_attempt[1].lost_seconds == 80.0 - 40.0
+    assert by_attempt[2] == Cost(None, 100.0 - 80.0, pytest.approx(9 * 2 / 3600))
+    together = total(by_attempt.values())
     assert together == Cost(9, 60.0, pytest.approx((12 + 19 + 9) * 2 / 3600), incidents=2, unknown=1)

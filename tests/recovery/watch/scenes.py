@@ -48,7 +48,9 @@ class Stage:
         self.rule: Rule = self.rules[rule_id]
         self.engine = engine or Engine()
         self.key = Key(rule_id, self.rule.subject, "x")
-        self.gpu, self.host, self.history = GpuWatch(), HostWatch(), MetricHistory()
+        self.gpu = GpuWatch()
+        self.host = HostWatch()
+        self.history = MetricHistory()
         self.schedule = schedule
         self.second = 0
         self.changes: list[AlertChange] = []
@@ -59,10 +61,10 @@ class Stage:
         for differs, lasts in scene:
             for _ in range(int(lasts)):
                 self.second += 1
-                given = {**USUAL[self.rule.subject], **differs}
-                now = {name: value(self.second) if callable(value) else value for name, value in given.items()}
-                (seen,) = (seen for seen in self._observe(now) if seen.kind == self.rule.id)
-                change = self.engine.evaluate(self.rule, self.key, seen, 1.0)
+                values = {**USUAL[self.rule.subject], **differs}
+                now = {name: value(self.second) if callable(value) else value for name, value in values.items()}
+                (observation,) = (entry for entry in self._observe(now) if entry.kind == self.rule.id)
+                change = self.engine.evaluate(self.rule, self.key, observation, 1.0)
                 if change is not None:
                     said.append(change.kind)
                     self.changes.append(change)
@@ -72,7 +74,8 @@ class Stage:
         is_unknown = now.pop("is_unknown", False)
         if self.rule.subject == "gpu":
             extras = {name: now.pop(name) for name in ("training", "holder", "xids") if name in now}
-            facts, slow = now.pop("facts", FACTS), now.pop("slow")
+            facts = now.pop("facts", FACTS)
+            slow = now.pop("slow")
             extras["slow"] = None if is_unknown else GpuSlowSample("GPU-a", **slow)
             sample = None if is_unknown else GpuSample("GPU-a", **now)
             return self.gpu.observe(GpuMoment(facts, sample, **extras), 1.0, self.rules)
@@ -82,7 +85,9 @@ class Stage:
             text = now.pop("error", "")
             return iter([Observation("nccl_errors", None if is_unknown else float(bool(text)), text=text)])
         if not is_unknown:
-            self.history.add(10 * self.second, {name: one for name, one in now.items() if one is not None}, self.second)
+            self.history.add(
+                10 * self.second, {name: number for name, number in now.items() if number is not None}, self.second
+            )
         return self.history.observe(not is_unknown, self.rules, self.schedule)
 
     @property

@@ -18,9 +18,27 @@ from gputui.store.metrics.watched import WatchedLine
 from gputui.store.series import GpuSample
 from tests.tables import table
 
-W, C, IO, SPIN, STOP, GONE = (Doing.WAITING, Doing.COMPUTING, Doing.IO, Doing.SPINNING, Doing.STOPPED, Doing.GONE)
+W = Doing.WAITING
+C = Doing.COMPUTING
+IO = Doing.IO
+SPIN = Doing.SPINNING
+STOP = Doing.STOPPED
+GONE = Doing.GONE
 UNKNOWN = Doing.UNKNOWN
 Ranks = Mapping[int | None, Doing]
+
+CHILD = ProcessReading(2, 1, "S", 0.02, 0.0, 0, 0, is_program=True, age_seconds=20.0)
+
+OVERDUE = ProgressSilence("steps", 100.0, 60.0)
+EXPLAINED = ProgressSilence("steps", 25.0, 90.0, 20.0)
+CLOSED = {"is_closed": True}
+WAIT, TOO_LONG = (ProgressSilence("steps", seconds, 60.0, long_seconds=600.0) for seconds in (100.0, 700.0))
+LATE = ProgressSilence("steps", 1700.0, 60.0)
+LATER = ProgressSilence("steps", 1900.0, 60.0)
+
+LIBRARY = "/venv/lib/python3.12/site-packages/torch"
+
+SOURCE = {15: "time.sleep(600)", 16: "total += loss.item()", 17: "handle.wait()"}
 
 
 def line(step: int | None, at: float | None, event: str | None = None, *, announces: bool = False) -> WatchedLine:
@@ -29,18 +47,54 @@ def line(step: int | None, at: float | None, event: str | None = None, *, announ
 
 def history(*gaps: float) -> StepProgress:
     """An attempt whose steps came with these gaps between them."""
-    made = StepProgress(StepPace())
-    made.add(line(step, sum(gaps[:step])) for step in range(len(gaps) + 1))
-    return made
+    progress = StepProgress(StepPace())
+    progress.add(line(step, sum(gaps[:step])) for step in range(len(gaps) + 1))
+    return progress
+
+
+def reading(
+    pid: int = 1, *, state: str = "S", cpu: float = 0.0, queued: float = 0.0, io: int | None = 0
+) -> ProcessReading:
+    return ProcessReading(pid, 1, state, cpu, queued, io, 0)
+
+
+BUSY = reading(cpu=2.0)
+
+
+def certain_after(looks: Iterator[tuple[float, ProcessSnapshot]]) -> float | None:
+    """The time of the look after which a long silence of one process is certainly a hang."""
+    watch = AttemptWatch(Attempt("r", 1, "running", {}, (), {}, 0.0), StepProgress(StepPace()), 0.0, had_lines=True)
+    for at, look in looks:
+        quiet = ProgressSilence("steps", 100.0 + at, 60.0, long_seconds=120.0)
+        cause, is_certain = watch.assess(look, {}, quiet, 60.0)
+        if is_certain and cause is not None and cause.kind == "hang":
+            return at
+    return None
+
+
+def stack(*places: str) -> Stack:
+    frames = (place.split(":") for place in places)
+    return tuple(StackFrame(file, int(line), function) for file, line, function in frames)
+
+
+BACKWARD = stack(f"{LIBRARY}/autograd/graph.py:979:_engine_run_backward", "a.py:14:main")
+REDUCE = stack(f"{LIBRARY}/_ops.py:3:__call__", f"{LIBRARY}/distributed/functional.py:9:wait", "a.py:14:main")
+LOADER = stack("/usr/lib/python3.12/queue.py:17:get", f"{LIBRARY}/utils/data/dataloader.py:8:_get_data", "a.py:13:main")
+REQUEST = stack("/usr/lib/python3.12/ssl.py:17:read", "/venv/lib/site-packages/requests/api.py:8:get", "a.py:13:main")
+OWN_COMMUNICATION = stack("/venv/lib/python3.12/site-packages/mpi4py/run.py:8:barrier", "a.py:13:main")
+# Waits in native code show the line of the script.
+SLEEP = stack("a.py:15:main")
+ITEM = stack("a.py:16:main")
+WORK = stack("a.py:17:main")
 
 
 @table("lines, event, explained", [(0, None, 600), (1, None, 300), (10, None, 60), (10, "end", 600)])
 def test_without_history_the_start_may_take_longest_and_steps_least(
     lines: int, event: str | None, explained: float
 ) -> None:
-    made = StepProgress(StepPace())
-    made.add([line(step, None) for step in range(lines)] + [line(None, None, event)] * bool(event))
-    assert silence(made, 0.0, 60).allowed_seconds == explained
+    progress = StepProgress(StepPace())
+    progress.add([line(step, None) for step in range(lines)] + [line(None, None, event)] * bool(event))
+    assert silence(progress, 0.0, 60).allowed_seconds == explained
 
 
 @table("seconds, overdue", [(149.0, False), (151.0, True)])
@@ -49,9 +103,9 @@ def test_a_silence_is_explained_by_the_longest_that_ended_well(seconds: float, o
 
 
 def test_lines_that_repeat_a_step_are_no_progress_and_events_are() -> None:
-    one = history(1.0, 1.0)
-    assert not one.add([line(2, 50.0), line(2, 60.0)])
-    assert one.add([line(2, 70.0, "checkpoint")]) and one.add([line(3, 71.0)])
+    progress = history(1.0, 1.0)
+    assert not progress.add([line(2, 50.0), line(2, 60.0)])
+    assert progress.add([line(2, 70.0, "checkpoint")]) and progress.add([line(3, 71.0)])
 
 
 def test_a_wait_that_an_event_announced_may_take_long_until_the_next_line() -> None:
@@ -65,15 +119,6 @@ def test_a_wait_that_an_event_announced_may_take_long_until_the_next_line() -> N
 
 
 # --- what ranks do ----------------------------------------------------------------------------------------------------
-
-
-def reading(
-    pid: int = 1, *, state: str = "S", cpu: float = 0.0, queued: float = 0.0, io: int | None = 0
-) -> ProcessReading:
-    return ProcessReading(pid, 1, state, cpu, queued, io, 0)
-
-
-BUSY = reading(cpu=2.0)
 
 
 @table("later, gpu, what", [
@@ -91,9 +136,6 @@ def test_what_a_rank_does_is_told_by_two_looks(
     later: list[ProcessReading], gpu: GpuActivity | None, what: Doing
 ) -> None:
     assert doing([reading(), reading(2)], later, 2.0, gpu) is what
-
-
-CHILD = ProcessReading(2, 1, "S", 0.02, 0.0, 0, 0, is_program=True, age_seconds=20.0)
 
 
 @table("child, silent_seconds, what", [
@@ -116,11 +158,6 @@ def test_the_main_thread_of_an_only_rank_may_work_a_little(later: float | None, 
 
 # --- verdicts ---------------------------------------------------------------------------------------------------------
 
-OVERDUE, EXPLAINED = ProgressSilence("steps", 100.0, 60.0), ProgressSilence("steps", 25.0, 90.0, 20.0)
-CLOSED = {"is_closed": True}
-WAIT, TOO_LONG = (ProgressSilence("steps", seconds, 60.0, long_seconds=600.0) for seconds in (100.0, 700.0))
-LATE, LATER = ProgressSilence("steps", 1700.0, 60.0), ProgressSilence("steps", 1900.0, 60.0)
-
 
 @table("quiet, ranks, more, kind, rank", [
     (OVERDUE, {0: W, 1: W}, {}, "hang", None), (OVERDUE, {0: SPIN, 1: SPIN, 2: W}, {}, "hang", None),
@@ -129,14 +166,14 @@ LATE, LATER = ProgressSilence("steps", 1700.0, 60.0), ProgressSilence("steps", 1
     (OVERDUE, {None: STOP}, {}, "paused", None), (OVERDUE, {0: C, 1: W}, {}, "slow", 0),
     (OVERDUE, {0: IO, 1: W}, {}, "slow", 0), (OVERDUE, {0: C, 1: C}, {}, "slow", None),
     (OVERDUE, {0: W, 1: UNKNOWN}, {}, "slow", 1), (ProgressSilence("steps", 59.0, 60.0), {0: W, 1: W}, {}, None, None),
-    # Who stops all of a run pauses it.
+    # Somebody who stops the launcher and all ranks pauses the run.
     (OVERDUE, {0: STOP, 1: STOP}, {"launcher_stopped": True}, "paused", None),
     # A program that never wrote metrics may be meant to wait.
     (ProgressSilence("start", 700.0, 600.0), {None: W}, {"meets": False}, "slow", None),
-    # One rank that computes alone is believed for half an hour, one that reads for ever.
+    # A rank that computes alone may do so for half an hour, one that reads for as long as it likes.
     (LATE, {0: C, 1: W}, {}, "slow", 0), (LATER, {0: C, 1: W}, {}, "hang", 0), (LATER, {0: IO, 1: W}, {}, "slow", 0),
     (LATER, {0: C, 1: W}, {"alone_seconds": 1700.0}, "slow", 0),
-    # Ranks that nothing can wake hang however long a silence is explained.
+    # Ranks that nothing can wake hang, although the silence itself is explained.
     (EXPLAINED, {0: W, 1: STOP}, {}, "hang", 1), (EXPLAINED, {0: C, 1: STOP}, {}, "hang", 1),
     (EXPLAINED, {0: W, 1: W}, CLOSED, "hang", None), (EXPLAINED, {0: W, 1: W}, {}, None, None),
     (EXPLAINED, {0: SPIN, 1: SPIN}, {}, "hang", None), (EXPLAINED, {0: SPIN, 1: W}, {}, None, None),
@@ -145,11 +182,11 @@ LATE, LATER = ProgressSilence("steps", 1700.0, 60.0), ProgressSilence("steps", 1
     (EXPLAINED, {0: STOP, 1: STOP}, CLOSED, None, None), (EXPLAINED, {None: W}, CLOSED, None, None),
     (EXPLAINED, {0: W, 1: UNKNOWN}, CLOSED, None, None),
     (EXPLAINED, {0: W, 1: STOP}, {"launcher_stopped": True}, None, None),
-    # An earlier attempt was ended for it, perhaps wrongly.
+    # An earlier attempt was ended for the same, perhaps wrongly: more patience.
     (EXPLAINED, {0: W, 1: W}, {**CLOSED, "is_patient": True}, None, None),
     (EXPLAINED, {0: W, 1: STOP}, {"is_patient": True}, "hang", 1),
     (ProgressSilence("start", 25.0, 600.0), {0: W, 1: STOP}, CLOSED, None, None),
-    # Another program may let a rank wait for long; what exchanges data with one never hangs.
+    # A rank may wait long for another program; one that exchanges data with it does not hang.
     (WAIT, {0: W, 1: W}, {}, "slow", None), (WAIT, {0: W, 1: W}, CLOSED, "hang", None),
     (WAIT, {None: W}, {}, "slow", None), (TOO_LONG, {None: W}, {}, "hang", None),
     (WAIT, {0: W, 1: STOP}, {}, "hang", 1),
@@ -160,15 +197,15 @@ LATE, LATER = ProgressSilence("steps", 1700.0, 60.0), ProgressSilence("steps", 1
 def test_the_verdict_on_a_silence(
     quiet: ProgressSilence, ranks: Ranks, more: dict[str, Any], kind: str | None, rank: int | None
 ) -> None:
-    seen = judge(quiet, RankActivity(ranks, **more))
-    assert (None if seen is None else (seen.kind, seen.rank)) == (None if kind is None else (kind, rank))
+    cause = judge(quiet, RankActivity(ranks, **more))
+    assert (None if cause is None else (cause.kind, cause.rank)) == (None if kind is None else (kind, rank))
 
 
-@table("quiet, worked, until", [
+@table("quiet, worked, certain_at", [
     (ProgressSilence("steps", 100.0, 60.0), False, 12.0), (ProgressSilence("steps", 100.0, 60.0), True, 26.0),
     (ProgressSilence("steps", 100.0, 200.0, 20.0), False, 22.0),
 ])  # fmt: skip
-def test_a_hang_is_certain_after_some_looks(quiet: ProgressSilence, worked: bool, until: float) -> None:
+def test_a_hang_is_certain_after_some_looks(quiet: ProgressSilence, worked: bool, certain_at: float) -> None:
     """At a look every two seconds; the first has nothing to be compared with."""
     record = Attempt("r", 1, "running", {}, ("GPU-0", "GPU-1"), {}, 0.0)
     watch = AttemptWatch(record, StepProgress(StepPace()), 0.0)
@@ -179,34 +216,23 @@ def test_a_hang_is_certain_after_some_looks(quiet: ProgressSilence, worked: bool
     samples = {uuid: GpuSample(uuid, **spins) for uuid in record.gpus}
     for at in range(0, 60, 2):
         look = ProcessSnapshot(float(at), {0: [reading(1)], 1: [reading(2)]}, [], 2)
-        seen, is_certain = watch.assess(look, samples, quiet, 60.0)
+        cause, is_certain = watch.assess(look, samples, quiet, 60.0)
         if is_certain:
             break
-    assert at == until and seen is not None and seen.kind == "hang"
+    assert at == certain_at and cause is not None and cause.kind == "hang"
 
 
 # --- stacks -----------------------------------------------------------------------------------------------------------
 
 
-def certain_after(looks: Iterator[tuple[float, ProcessSnapshot]]) -> float | None:
-    """The time of the look after which a long silence of one process is certainly a hang."""
-    watch = AttemptWatch(Attempt("r", 1, "running", {}, (), {}, 0.0), StepProgress(StepPace()), 0.0, had_lines=True)
-    for at, look in looks:
-        quiet = ProgressSilence("steps", 100.0 + at, 60.0, long_seconds=120.0)
-        seen, is_certain = watch.assess(look, {}, quiet, 60.0)
-        if is_certain and seen is not None and seen.kind == "hang":
-            return at
-    return None
-
-
-@table("bytes_per_second, until", [(0, 46.0), (200, 46.0), (4096, None), (5_000_000, None)])
-def test_data_on_a_connection_to_another_program_is_life(bytes_per_second: int, until: float | None) -> None:
+@table("bytes_per_second, certain_at", [(0, 46.0), (200, 46.0), (4096, None), (5_000_000, None)])
+def test_data_on_a_connection_to_another_program_is_life(bytes_per_second: int, certain_at: float | None) -> None:
     """A silence of 100 s, which may take 120 s with an open connection; then as long as data flow."""
     looks = (
         (float(at), ProcessSnapshot(at, {None: [reading()]}, [], 1, False, {7: 1_000_000 + bytes_per_second * at}))
         for at in range(0, 300, 2)
     )
-    assert certain_after(looks) == until
+    assert certain_after(looks) == certain_at
 
 
 @table("age, kind", [(20.0, "slow"), (90.0, "hang")])
@@ -218,8 +244,8 @@ def test_what_was_there_before_the_first_line_is_not_waited_for(age: float, kind
     quiet = ProgressSilence("steps", 100.0, 60.0, long_seconds=600.0)
     for at in (40.0, 42.0):
         look = ProcessSnapshot(at, {None: [reading(), child]}, [], 1, is_closed=True)
-        seen, _ = watch.assess(look, {}, quiet, 60.0)
-    assert seen is not None and seen.kind == kind
+        cause, _ = watch.assess(look, {}, quiet, 60.0)
+    assert cause is not None and cause.kind == kind
 
 
 def test_a_heartbeat_is_no_life() -> None:
@@ -238,28 +264,12 @@ def test_what_is_printed_begins_the_silence_anew() -> None:
     assert watch.progress_at == 74.0
 
 
-def stack(*places: str) -> Stack:
-    frames = (place.split(":") for place in places)
-    return tuple(StackFrame(file, int(line), function) for file, line, function in frames)
-
-
-LIBRARY = "/venv/lib/python3.12/site-packages/torch"
-BACKWARD = stack(f"{LIBRARY}/autograd/graph.py:979:_engine_run_backward", "a.py:14:main")
-REDUCE = stack(f"{LIBRARY}/_ops.py:3:__call__", f"{LIBRARY}/distributed/functional.py:9:wait", "a.py:14:main")
-LOADER = stack("/usr/lib/python3.12/queue.py:17:get", f"{LIBRARY}/utils/data/dataloader.py:8:_get_data", "a.py:13:main")
-REQUEST = stack("/usr/lib/python3.12/ssl.py:17:read", "/venv/lib/site-packages/requests/api.py:8:get", "a.py:13:main")
-OWN_COMMUNICATION = stack("/venv/lib/python3.12/site-packages/mpi4py/run.py:8:barrier", "a.py:13:main")
-# Waits in native code show the line of the script.
-SLEEP, ITEM, WORK = stack("a.py:15:main"), stack("a.py:16:main"), stack("a.py:17:main")
-SOURCE = {15: "time.sleep(600)", 16: "total += loss.item()", 17: "handle.wait()"}
-
-
 @table("stacks, rank", [
     ([BACKWARD, LOADER], 1), ([REQUEST, REDUCE, BACKWARD], 0), ([ITEM, ITEM, LOADER, ITEM], 2), ([BACKWARD, SLEEP], 1),
     ([ITEM, SLEEP], 1), ([WORK, BACKWARD], None), ([ITEM, REDUCE, REDUCE], None), ([OWN_COMMUNICATION, REDUCE], None),
     ([LOADER, LOADER, BACKWARD], None), ([BACKWARD, BACKWARD], None), ([LOADER], None),
 ])  # fmt: skip
 def test_the_rank_that_holds_up_the_others(stacks: list[Stack], rank: int | None) -> None:
-    found = lagging_rank(dict(enumerate(stacks)), lambda _, line: SOURCE.get(line, ""))
-    assert (found and found[0]) == rank
-    assert (found is None) == (len({location_of(stack) for stack in stacks}) == 1)
+    lagging = lagging_rank(dict(enumerate(stacks)), lambda _, line: SOURCE.get(line, ""))
+    assert (lagging and lagging[0]) == rank
+    assert (lagging is None) == (len({location_of(stack) for stack in stacks}) == 1)

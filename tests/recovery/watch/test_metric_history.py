@@ -19,8 +19,9 @@ def stretches(
     loss: Callable[[int], float], steps: int, noise: float, seed: int, every: int = 1
 ) -> list[tuple[int, int]]:
     """(from, until) of the stretches in which it would be said that nothing becomes better."""
-    chance, history = random.Random(seed), LossHistory()
-    found: list[tuple[int, int]] = []
+    chance = random.Random(seed)
+    history = LossHistory()
+    spans: list[tuple[int, int]] = []
     begin: int | None = None
     for step in range(0, steps, every):
         history.add(loss(step) + chance.gauss(0.0, noise), step, None, PATIENCE)
@@ -28,18 +29,18 @@ def stretches(
         if is_stuck and begin is None:
             begin = step
         if not is_stuck and begin is not None:
-            found.append((begin, step))
+            spans.append((begin, step))
             begin = None
-    return [*found, (begin, steps)] if begin is not None else found
+    return [*spans, (begin, steps)] if begin is not None else spans
 
 
 @table("noise", [0.0, 0.01, 0.1, 1.0])
 def test_a_plateau_is_told_and_stays_told(noise: float) -> None:
-    found = [stretches(lambda _: 2.0, 20_000, noise, seed, every=5) for seed in range(4)]
-    assert all(stretches and stretches[0][0] <= 4000 for stretches in found), "within four times the patience"
-    assert sum(len(stretches) for stretches in found) <= 8, "luck is hardly ever taken for an improvement"
-    told = sum(until - since for stretches in found for since, until in stretches)
-    assert told > 0.8 * 4 * 20_000
+    by_seed = [stretches(lambda _: 2.0, 20_000, noise, seed, every=5) for seed in range(4)]
+    assert all(stretches and stretches[0][0] <= 4000 for stretches in by_seed), "within four times the patience"
+    assert sum(len(stretches) for stretches in by_seed) <= 8, "luck is hardly ever taken for an improvement"
+    stuck_steps = sum(end - begin for stretches in by_seed for begin, end in stretches)
+    assert stuck_steps > 0.8 * 4 * 20_000
 
 
 @table(("noise", "slope"), [(0.0, 1e-5), (0.1, 1e-4), (0.5, 1e-4), (0.02, 1e-5)])
@@ -55,9 +56,9 @@ def test_the_best_metric_of_a_profile_takes_the_place_of_the_losses() -> None:
             accuracy = step / 20_000 if improves else 0.25
             values = {"loss": 1.0, "val/loss": 1.0, "best": accuracy, "epoch": step / 1000}
             history.add(step, values, float(step))
-        (found,) = (cause for cause in history.observe(True, RULES) if cause.kind == "no_improvement")
-        assert (found.value is not None and found.value > found.limit) is not improves
-        assert improves or ("val/acc" in found.text and "0.25" in found.text)
+        (observation,) = (cause for cause in history.observe(True, RULES) if cause.kind == "no_improvement")
+        assert (observation.value is not None and observation.value > observation.limit) is not improves
+        assert improves or ("val/acc" in observation.text and "0.25" in observation.text)
 
 
 def test_going_back_to_a_checkpoint_begins_anew() -> None:
@@ -73,8 +74,8 @@ def test_samples_that_were_skipped_are_counted_by_events_of_all_ranks() -> None:
         history.add(step, {"samples": 5000.0 + 32 * step}, float(step))
         history.add(step, {}, float(step), event="sample_skipped", rank=1)
         history.add(step, {"samples": 1.0}, float(step), rank=1)
-    (seen,) = (seen for seen in history.observe(True, RULES) if seen.kind == "skipped_samples")
-    assert seen.value == pytest.approx(100 * 40 / (39 * 32 + 40)), "without those of earlier attempts"
+    (observation,) = (cause for cause in history.observe(True, RULES) if cause.kind == "skipped_samples")
+    assert observation.value == pytest.approx(100 * 40 / (39 * 32 + 40)), "without those of earlier attempts"
 
 
 @table("schedule, step, expected", [
@@ -91,7 +92,7 @@ def test_schedules(schedule: RateSchedule, step: int, expected: float) -> None:
 
 @table("schedule, values, peak, expected", [
     (RateSchedule("constant"), {"lr_expected": 0.3}, 0.1, (0.3, 0.3)), (None, {"lr": 0.3}, 0.1, None),
-    # Nobody says how many steps there are.
+    # The total number of steps is unknown.
     (RateSchedule("linear"), {}, 0.1, None), (RateSchedule("linear", final=0.1), {"total_steps": 9.0}, 0.1, (0.1, 0.1)),
     (RateSchedule("constant"), {}, None, None),
 ])  # fmt: skip

@@ -19,6 +19,11 @@ RESTARTS = [
 NORMS = [1.0, 1.2, 0.8] * 100
 
 
+def samples(used: list[int], *, seconds: float = 60.0, available: int = 8 << 30) -> list[MemorySample]:
+    """Memory each so many seconds; what is held is no longer available."""
+    return [MemorySample(index * seconds, size, available - size) for index, size in enumerate(used)]
+
+
 @table("make, values, since", [
     # A loss that stays NaN or that jumps and stays is found once, with its first step.
     (NonFinite, [1.0] * 7 + [NAN] * 23, [7]), (NonFinite, [NAN] * 4 + [1.0] + [math.inf] * 4 + [1.0], []),
@@ -29,8 +34,8 @@ NORMS = [1.0, 1.2, 0.8] * 100
 ])  # fmt: skip
 def test_a_loss_and_its_gradients(make: type[NonFinite] | type[Spike], values: list[float], since: list[int]) -> None:
     detector = make()  # type: ignore[call-arg]
-    seen = [found for step, value in enumerate(values) if (found := detector.add(step, value)) is not None]
-    assert [stretch.since for stretch in seen] == since
+    spans = [span for step, value in enumerate(values) if (span := detector.add(step, value)) is not None]
+    assert [stretch.since for stretch in spans] == since
 
 
 @table("nulls, numbers, since", [(49, 0, None), (50, 0, 0), (45, 5, 0), (9, 1, None)])
@@ -38,8 +43,8 @@ def test_nulls_that_stand_for_nan_are_certain_later(nulls: int, numbers: int, si
     """A logger may have begun to measure the loss less often."""
     detector = NonFinite()
     flags = [True] * nulls + [False] * numbers
-    seen = [found for step, flag in enumerate(flags) if (found := detector.add(step, NAN, is_null=flag)) is not None]
-    assert [found.since for found in seen] == ([] if since is None else [since])
+    spans = [span for step, flag in enumerate(flags) if (span := detector.add(step, NAN, is_null=flag)) is not None]
+    assert [span.since for span in spans] == ([] if since is None else [since])
 
 
 @table("step_seconds, windows, slow", [
@@ -49,21 +54,16 @@ def test_a_rank_that_is_slow_for_some_windows_is_found_once(
     step_seconds: dict[int, float], windows: int, slow: list[int]
 ) -> None:
     detector = Straggler()
-    seen = [
+    ranks = [
         detector.add(rank, step, {"step_time": 1.0, "comm_time": 1.0 - seconds}, len(step_seconds))
         for step in range(windows)
         for rank, seconds in step_seconds.items()
     ]
-    assert [slow_rank.rank for slow_rank in seen if slow_rank is not None] == slow
-
-
-def samples(held: list[int], *, seconds: float = 60.0, left: int = 8 << 30) -> list[MemorySample]:
-    """Memory each so many seconds; what is held is no longer available."""
-    return [MemorySample(index * seconds, each, left - each) for index, each in enumerate(held)]
+    assert [slow_rank.rank for slow_rank in ranks if slow_rank is not None] == slow
 
 
 def test_memory_that_grows_evenly_is_told_with_the_time_it_is_full() -> None:
-    leak = find_leak(samples([(1 << 30) + (20 << 20) * index for index in range(40)], left=9 << 28))
+    leak = find_leak(samples([(1 << 30) + (20 << 20) * index for index in range(40)], available=9 << 28))
     assert leak is not None
     assert leak.bytes_per_second == (20 << 20) / 60
     assert 24 * 60 < leak.full_in_seconds < 26 * 60
@@ -71,11 +71,11 @@ def test_memory_that_grows_evenly_is_told_with_the_time_it_is_full() -> None:
 
 @table("minutes, is_found", [(130, True), (40, False)])
 def test_a_leak_that_begins_late_is_found(minutes: int, is_found: bool) -> None:
-    held = [1 << 30] * 200 + [(1 << 30) + (50 << 20) * index for index in range(minutes)]
-    assert (find_leak(samples(held)) is not None) is is_found
+    used = [1 << 30] * 200 + [(1 << 30) + (50 << 20) * index for index in range(minutes)]
+    assert (find_leak(samples(used)) is not None) is is_found
 
 
-@table("held", [
+@table("used", [
     [(10 << 30) - (9 << 30) // (1 + index) for index in range(100)],  # warm-up that levels off
     [(2 << 30) + (200 << 20) * (index % 20) for index in range(400)],  # caches emptied each epoch
     [1 << 30] * 50 + [6 << 30] * 50,  # pinned memory taken once
@@ -83,7 +83,7 @@ def test_a_leak_that_begins_late_is_found(minutes: int, is_found: bool) -> None:
     [(4 << 30) + ((index * 7919) % 512 << 20) for index in range(300)],  # noise
     [(8 << 30) - (20 << 20) * index for index in range(100)],  # memory given back
 ])  # fmt: skip
-def test_what_only_looks_like_a_leak(held: list[int]) -> None:
+def test_what_only_looks_like_a_leak(used: list[int]) -> None:
     """At every moment of the history, with little left."""
-    history = samples(held, seconds=30.0, left=max(held) + (64 << 20))
+    history = samples(used, seconds=30.0, available=max(used) + (64 << 20))
     assert not [count for count in range(len(history)) if find_leak(history[:count]) is not None]

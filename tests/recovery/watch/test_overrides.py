@@ -17,26 +17,27 @@ from tests.tables import table
 FILE = Path("alerts.yaml")
 
 
-def test_what_is_left_out_stays_the_standard_and_a_profile_goes_before_the_machine() -> None:
-    text = "gpu_hot: {above_celsius: 80, for: 2 min, severity: error}\nxid: off\ndisk: on\nslow_steps: off\n"
-    machine = with_overrides(RULES, read_alerts(text, FILE).rules, "alerts.yaml")
-    hot, shipped = machine["gpu_hot"], RULES["gpu_hot"]
-    assert (hot.limits["above_celsius"], hot.limits["margin_celsius"]) == (80.0, 5.0)
-    assert (hot.for_seconds, hot.severity, hot.cooldown_seconds) == (120.0, "error", shipped.cooldown_seconds)
-    assert hot.sources["above_celsius"] == "alerts.yaml" and "margin_celsius" not in hot.sources
-    assert not machine["xid"].enabled and machine["disk"].enabled and machine["shm"].sources == {}
-    own = overrides_from({"slow_steps": {"times_median": 3}})
-    rule = with_overrides(machine, own.rules, "profile")["slow_steps"]
-    assert rule.enabled and rule.limits["times_median"] == 3.0
-    assert rule.sources == {"enabled": "profile", "times_median": "profile"}
-
-
 def of_machine(text: str) -> object:
     return read_alerts(text, FILE)
 
 
 def of_profile(text: str) -> object:
     return read_profile(f"script: a.py\nalerts: {text}", FILE)
+
+
+def test_what_is_left_out_stays_the_standard_and_a_profile_goes_before_the_machine() -> None:
+    text = "gpu_hot: {above_celsius: 80, for: 2 min, severity: error}\nxid: off\ndisk: on\nslow_steps: off\n"
+    machine = with_overrides(RULES, read_alerts(text, FILE).rules, "alerts.yaml")
+    hot = machine["gpu_hot"]
+    shipped = RULES["gpu_hot"]
+    assert (hot.limits["above_celsius"], hot.limits["margin_celsius"]) == (80.0, 5.0)
+    assert (hot.for_seconds, hot.severity, hot.cooldown_seconds) == (120.0, "error", shipped.cooldown_seconds)
+    assert hot.sources["above_celsius"] == "alerts.yaml" and "margin_celsius" not in hot.sources
+    assert not machine["xid"].enabled and machine["disk"].enabled and machine["shm"].sources == {}
+    rules = overrides_from({"slow_steps": {"times_median": 3}})
+    rule = with_overrides(machine, rules.rules, "profile")["slow_steps"]
+    assert rule.enabled and rule.limits["times_median"] == 3.0
+    assert rule.sources == {"enabled": "profile", "times_median": "profile"}
 
 
 @table("read, text, line, key, meant", [
@@ -57,8 +58,8 @@ def test_a_mistake_names_its_line_and_what_was_meant(
 ) -> None:
     with pytest.raises(ProfileError) as caught:
         read(text)
-    (found,) = caught.value.problems
-    assert (found.line, found.key, found.nearest) == (line, key, meant)
+    (problem,) = caught.value.problems
+    assert (problem.line, problem.key, problem.nearest) == (line, key, meant)
     assert "s3cret" not in str(caught.value)
 
 

@@ -13,6 +13,10 @@ from tests.recovery.watch.scenes import GIB, UNKNOWN, Scene, Stage
 from tests.tables import table
 from tests.texts import mentions
 
+QUICK = {"for_seconds": 10.0, "clear_seconds": 5.0, "cooldown_seconds": 100.0}
+R = ["raised"]
+C = ["cleared"]
+
 
 @dataclass(frozen=True)
 class Case:
@@ -27,7 +31,8 @@ class Case:
     stage: dict[str, Any] = field(default_factory=dict)
 
 
-USED, TOTAL = "memory_used_bytes", "memory_total_bytes"
+USED = "memory_used_bytes"
+TOTAL = "memory_total_bytes"
 REMAP = {"row_remap_pending": True}
 PARKED = {"utilization_percent": 0.0, USED: 22 * GIB, "holder": "alice · python sweep.py"}
 THERMAL = {"throttle_reasons": ("power cap", "hardware thermal")}
@@ -178,6 +183,12 @@ CASES: dict[str, Case] = {
 }  # fmt: skip
 
 
+FULL = {USED: 78 * GIB}
+EDGE = {USED: 75 * GIB}
+FREE = {USED: 40 * GIB}
+HIDDEN = {USED: None}
+
+
 @table("rule_id", RULES)
 def test_it_fires_and_clears_when_all_is_well_again(rule_id: str) -> None:
     case = CASES[rule_id]
@@ -216,17 +227,13 @@ def test_gradients_that_are_no_number_count_as_large(norm: float) -> None:
 
 # --- the engine -------------------------------------------------------------------------------------------------------
 
-FULL, EDGE, FREE, HIDDEN = ({USED: 78 * GIB}, {USED: 75 * GIB}, {USED: 40 * GIB}, {USED: None})
-QUICK = {"for_seconds": 10.0, "clear_seconds": 5.0, "cooldown_seconds": 100.0}
-R, C = ["raised"], ["cleared"]
-
 
 @table("override, scenes", [
     # A value between limit and hysteresis changes nothing.
     ({}, [([(FULL, 301), (EDGE, 5000)], R), ([(FREE, 59), (EDGE, 5), (FREE, 60)], []), ([(FREE, 1)], C)]),
     # It is not raised again during the cool-down.
     (QUICK, [([(FULL, 11), (FREE, 6)], R + C), ([(FULL, 99)], []), ([(FULL, 1)], R)]),
-    # Time in which nothing is known counts for nothing.
+    # Time without readings counts neither for raising nor for clearing.
     ({}, [([(FULL, 200), (HIDDEN, 4000), (FULL, 100)], []), ([(FULL, 2)], R),
           ([(FREE, 50), (HIDDEN, 4000), (FREE, 5)], []), ([(FREE, 10)], C)]),
 ])  # fmt: skip
