@@ -8,28 +8,25 @@ import json
 from collections.abc import Mapping
 from typing import Any, cast
 
-import pytest
 from msgspec.structs import replace
 
-from gputui.recovery.costs import Cost, costs, total
+from gputui.recovery.costs import Cost
 from gputui.recovery.resumptions import Resumption, resumptions
 from gputui.recovery.run_history import RunHistory
 from gputui.recovery.story import tell
-from gputui.store.attempts import Attempt, FellowStay
+from gputui.store.attempts import Attempt
 from gputui.store.metrics.step_lines import StepLines
 from gputui.store.placements import PlacementView
 from gputui.store.run_history import DecisionView, IncidentView, TransitionView
 from gputui.store.run_states import RunState
 from gputui.store.runs import Run
-from tests.recovery.test_history import Lines, attempt, decision, incident, move
+from tests.recovery.histories import FIRST_ATTEMPT, Lines, attempt, decision, incident, move, second_attempt
 from tests.tables import table
 from tests.texts import mentions
 
 NOW = 1000.0
 
 PLACED = PlacementView("ended", nodes=("n1",), gpus=2, queued_seconds=120.0, ran_seconds=60.0)
-
-FIRST = attempt(1, at=0.0, last=39, first_step=1, ended_at=52.0, gpus=("a", "b"))
 
 
 def run(state: str, **values: Any) -> Run:
@@ -70,29 +67,6 @@ def alike_failures(count: int) -> list[str]:
     decisions.append(decision(count, count, at=999.0, verdict="stop", reason="nothing helps"))
     paid = {n: Cost(10, 20.0, 0.0) for n in rows[:-1]}
     return story(run("failed"), attempts, incidents, decisions, [move(1.0, None, "queued")], now=NOW, costs=paid)
-
-
-def line(number: int, first: int, last: int, at: float, step_seconds: float = 1.0) -> dict[tuple[int, int], float]:
-    return {(number, step): at + (step - first) * step_seconds for step in range(first, last + 1)}
-
-
-def second(**values: Any) -> Attempt:
-    fields: dict[str, Any] = {
-        "at": 60.0,
-        "last": 99,
-        "first_step": 31,
-        "resumed_from": "/c/step_30.pt",
-        "resumed_step": 30,
-        "gpus": ("a", "b"),
-    }
-    return attempt(2, **fields | values)
-
-
-TIMES = line(1, 1, 39, 11.0) | line(2, 31, 99, 70.0)  # step 30 at 40 s, step 39 at 49 s
-
-
-def one(attempts: list[Attempt], lines: Lines, verdict: str = "retry") -> Cost:
-    return costs(attempts, [incident(7, 1)], [decision(7, 1, at=53.0, verdict=verdict)], lines)[7]
 
 
 def test_a_run_that_ran_out_of_memory_and_was_brought_back() -> None:
@@ -164,13 +138,15 @@ def test_the_end_of_an_attempt_without_an_incident(values: dict[str, Any], sente
     ("recounted", "resumed from step_30.pt, as its loss shows"),
 ])  # fmt: skip
 def test_what_an_attempt_that_counts_from_the_first_step_did(went_on: Resumption, expected: str) -> None:
-    paragraphs = story(run("succeeded"), [FIRST, second(first_step=1)], [], [], [], now=NOW, went_on={2: went_on})
+    paragraphs = story(
+        run("succeeded"), [FIRST_ATTEMPT, second_attempt(first_step=1)], [], [], [], now=NOW, went_on={2: went_on}
+    )
     assert expected in paragraphs[2]
 
 
 def test_an_attempt_that_was_given_nothing_and_went_on_by_itself() -> None:
     again = attempt(2, at=60.0, last=99, first_step=61, state="succeeded", ended_at=181.0)
-    sentences = story(run("succeeded"), [FIRST, again], [], [], [], now=NOW, went_on={2: "unaided"})
+    sentences = story(run("succeeded"), [FIRST_ATTEMPT, again], [], [], [], now=NOW, went_on={2: "unaided"})
     assert mentions(sentences[2], "by itself (step 61)", "61 to 99") and "beginning" not in sentences[2]
 
 
@@ -203,7 +179,7 @@ def test_who_asked_for_a_restart_and_where_a_phase_ended() -> None:
     attempts += [attempt(3, at=61.0, last=9), attempt(4, at=91.0, last=9)]
     moves = [move(19.0, "running", "stopping", "agent", "phase 2 of 3 begins")]
     moves += [move(30.0, "stopped", "queued", "agent", "phase"), move(60.0, "stopped", "queued", "ann", "restart")]
-    # A move whose actor is the agent is nobody's request.
+    # A restart whose actor is the agent is told as that of a person without a name.
     moves += [move(90.0, "stopped", "queued", "agent", "restart")]
     sentences = story(run("stopped"), attempts, [], [], moves, now=NOW)
     assert mentions(sentences[1], "Attempt 1", "phase", "ended") and mentions(
@@ -238,108 +214,3 @@ def test_nothing_of_a_log_reaches_the_terminal_raw() -> None:
     )
     assert all(ord(char) >= 32 and not 0x7F <= ord(char) < 0xA0 for text in sentences for char in text)
     assert "on the CPU" in sentences[1]
-
-
-def test_steps_after_the_checkpoint_and_the_time_until_they_are_done_again() -> None:
-    cost = one([FIRST, second()], Lines(times=TIMES))
-    assert cost == Cost(lost_steps=9, lost_seconds=30.0, lost_gpu_hours=pytest.approx((12 + 9) * 2 / 3600))
-
-
-def test_what_is_lost_of_a_shared_gpu_is_the_runs_part() -> None:
-    beside = (FellowStay("b-1", 0.0, None),)
-    shared = [replace(attempt, gpus=("a",), fellows=beside) for attempt in (FIRST, second())]
-    assert one(shared, Lines(times=TIMES)).lost_gpu_hours == pytest.approx((12 + 9) / 2 / 3600)
-
-
-def test_the_loss_shows_in_the_first_later_attempt_with_a_step() -> None:
-    refused = second(last=None, first_step=None, ended_at=65.0)
-    anew = attempt(3, at=66.0, last=99, first_step=1, ended_at=200.0)
-    by_attempt = costs(
-        [FIRST, refused, anew], [incident(7, 1), incident(8, 2)], [], Lines(times=TIMES | line(3, 1, 99, 70.0))
-    )
-    assert by_attempt[7].lost_steps == 39 and by_attempt[8].lost_steps is None
-    stop = [decision(8, 2, at=65.0, verdict="stop")]
-    by_attempt = costs(
-        [FIRST, refused, anew], [incident(7, 1), incident(8, 2)], stop, Lines(times=TIMES | line(3, 1, 99, 70.0))
-    )
-    assert by_attempt[7].lost_steps == 9
-
-
-def test_a_beginning_anew_loses_everything() -> None:
-    cost = one([FIRST, second(first_step=1, resumed_from=None, resumed_step=None)], Lines(times=TIMES))
-    assert (cost.lost_steps, cost.lost_seconds) == (39, 70.0 - 11.0)
-
-
-def test_an_attempt_that_went_on_by_itself_costs_at_least_what_it_repeats() -> None:
-    cost = one([FIRST, second(first_step=31, resumed_from=None, resumed_step=None)], Lines(times=TIMES))
-    assert (cost.lost_steps, cost.is_at_least, cost.lost_seconds) == (9, True, 30.0)
-
-
-@table("losses, cost", [
-    ({}, Cost(None, None, None)),
-    # A first loss as high as at the beginning shows a new start; one as low as the last shows that the checkpoint was loaded.
-    ({1: [9.0, 5.0, 1.0], 2: [9.0]}, Cost(39, 59.0, pytest.approx((41 + 9) * 2 / 3600))),
-    ({1: [9.0, 5.0, 1.0], 2: [1.0]}, Cost(9, 30.0, pytest.approx((12 + 9) * 2 / 3600))),
-])  # fmt: skip
-def test_an_attempt_that_counts_from_the_first_step_costs_what_its_loss_shows(
-    losses: dict[int, list[float]], cost: Cost
-) -> None:
-    lines = Lines(times=line(1, 1, 39, 11.0) | line(2, 1, 69, 70.0), losses=losses)
-    assert one([FIRST, second(first_step=1)], lines) == cost
-
-
-def test_the_step_of_a_checkpoint_that_its_name_does_not_tell_is_about_right() -> None:
-    certain, uncertain = (
-        one([FIRST, second(resumed_from=f"/c/{name}.pt", resumed_step=30)], Lines(times=TIMES))
-        for name in ("step_30", "last")
-    )
-    assert (certain.lost_steps, certain.is_about) == (9, False)
-    assert (uncertain.lost_steps, uncertain.is_about) == (9, True)
-
-
-def test_what_a_restart_without_steps_costs_is_unknown_where_it_succeeded() -> None:
-    silent = second(last=None, first_step=None, started_at=61.0, ended_at=900.0, state="succeeded")
-    assert one([FIRST, silent], Lines(times=line(1, 1, 39, 11.0))) == Cost(None, None, None)
-
-
-def test_a_checkpoint_without_a_number_is_known_by_the_next_first_step() -> None:
-    cost = one([FIRST, second(resumed_from="/c/last.pt", resumed_step=None)], Lines(times=TIMES))
-    assert cost.lost_steps == 9
-    assert (
-        one([FIRST, second(resumed_from="/c/last.pt", resumed_step=None, first_step=None)], Lines(times={})).lost_steps
-        is None
-    )
-
-
-def test_unknown_is_never_zero() -> None:
-    assert one([FIRST], Lines(times=TIMES)) == Cost(None, None, None)
-    without_metrics = [attempt(1, at=0.0), second(last=None, first_step=None, ended_at=None)]
-    assert one(without_metrics, Lines(times={})) == Cost(None, None, None)
-    # It has been started but did no step yet.
-    assert (
-        one([FIRST, second(last=None, first_step=None, ended_at=None)], Lines(times=line(1, 1, 39, 11.0))).lost_seconds
-        is None
-    )
-
-
-@pytest.mark.parametrize("verdict", ["stop", "retry"])
-def test_waiting_for_the_next_attempt_is_no_gpu_time_as_in_what_a_run_took(verdict: str) -> None:
-    resumed = second(at=5000.0)
-    cost = one([FIRST, resumed], Lines(times=line(1, 1, 39, 11.0) | line(2, 31, 99, 5010.0)), verdict=verdict)
-    assert cost.lost_seconds == 4970.0
-    assert cost.lost_gpu_hours == pytest.approx(((52 - 40) + (5010 - 5001)) * 2 / 3600)
-
-
-def test_spans_never_overlap_even_where_an_attempt_did_nothing() -> None:
-    idle = second(last=None, first_step=None, ended_at=80.0)
-    third = attempt(3, at=90.0, last=99, first_step=31, resumed_from="/c/step_30.pt", resumed_step=30, gpus=("a", "b"))
-    by_attempt = costs(
-        [FIRST, idle, third],
-        [incident(1, 1), incident(2, 2)],
-        [decision(1, 1, at=53.0), decision(2, 2, at=81.0)],
-        Lines(times=line(1, 1, 39, 11.0) | line(3, 31, 99, 100.0)),
-    )
-    assert by_attempt[1].lost_seconds == 80.0 - 40.0
-    assert by_attempt[2] == Cost(None, 100.0 - 80.0, pytest.approx(9 * 2 / 3600))
-    together = total(by_attempt.values())
-    assert together == Cost(9, 60.0, pytest.approx((12 + 19 + 9) * 2 / 3600), incidents=2, unknown=1)
