@@ -77,7 +77,7 @@ def test_the_slow_tier_and_rates_by_difference(remote: Begin) -> None:
 
 
 def test_an_integrated_gpu_has_the_memory_of_the_host(remote: Begin) -> None:
-    # The second one has memory, of which the driver does not tell.
+    # The driver does not report the memory of the second GPU.
     source = remote("gpus 2", "unsupported nvmlDeviceGetMemoryInfo", "unsupported nvmlDeviceGetMemoryInfo_v2",
                     "unsupported nvmlDeviceGetBAR1MemoryInfo 0")  # fmt: skip
     total = psutil.virtual_memory().total
@@ -109,7 +109,7 @@ def test_what_a_gpu_lacks_is_unknown_and_asked_once(
     source.slow()
     source.tell("link_step")
     source.tell("link_step")
-    # The memory's clock is read by the slow tier, that of the SMs not at each tick.
+    # The slow tier reads the memory clock; the SM clock is not read at each tick.
     assert fake_nvml.calls(source.pid)[function] - before == 1, "only the GPU that answers is asked again"
 
 

@@ -31,7 +31,7 @@ def file(name: str, content: str | None = None, *, at: float = 0.0, stamp: str =
     return FoundCheckpoint(f"/c/{name}", stamp or f"{name} {content}", 10, int(at * 1e9), content or name)
 
 
-def looked(
+def scanned(
     rows: Sequence[CheckpointRow],
     *lying: FoundCheckpoint,
     attempts: Sequence[AttemptSpan] = (),
@@ -93,69 +93,69 @@ def names(choice: CheckpointChoice) -> list[str]:
 
 
 def test_what_lay_there_at_the_start_is_nobodys_and_what_appears_in_its_life_is_the_attempts() -> None:
-    rows = looked((), file("step_90.pt", at=5e9))
-    rows = looked(rows, file("step_90.pt", at=5e9), file("step_10.pt", at=1.0), attempts=ALIVE, writer=1)
+    rows = scanned((), file("step_90.pt", at=5e9))
+    rows = scanned(rows, file("step_90.pt", at=5e9), file("step_10.pt", at=1.0), attempts=ALIVE, writer=1)
     assert {row.name: (row.origin, row.attempt) for row in rows} == {
         "step_90.pt": ("foreign", 0), "step_10.pt": ("run", 1),
     }  # fmt: skip
     assert usable(rows, ALIVE) == ["step_10.pt"] and "before" in whys(rows, ALIVE)["step_90.pt"]
-    rows = looked(rows, *(file(row.name) for row in rows), file("later.pt"), attempts=ONE)
+    rows = scanned(rows, *(file(row.name) for row in rows), file("later.pt"), attempts=ONE)
     assert "no attempt lived" in whys(rows, ONE)["later.pt"]
 
 
 def test_the_order_is_that_in_which_they_were_seen_and_of_one_look_that_of_the_steps() -> None:
     files = [file("step_60.pt", at=9e9)]
-    rows = looked((), *files, attempts=ALIVE, writer=1)
+    rows = scanned((), *files, attempts=ALIVE, writer=1)
     files += [file("step_90.pt", at=1.0), file("step_80.pt", at=5.0), file("step_70.pt", at=3.0)]
-    rows = looked(rows, *files, attempts=ALIVE, writer=1)
+    rows = scanned(rows, *files, attempts=ALIVE, writer=1)
     assert usable(rows, ALIVE) == [f"step_{step}.pt" for step in (90, 80, 70, 60)]
 
 
 @table("what", list(SAME))
 def test_the_same_content_is_the_same_checkpoint(what: str) -> None:
-    rows = looked((), file("step_20.pt"), attempts=ALIVE, writer=1)
-    rows = looked(rows, file("step_20.pt"), file("step_40.pt"), attempts=ALIVE, writer=1)
+    rows = scanned((), file("step_20.pt"), attempts=ALIVE, writer=1)
+    rows = scanned(rows, file("step_20.pt"), file("step_40.pt"), attempts=ALIVE, writer=1)
     for writer, attempts in ((1, ALIVE), (None, ONE)):
-        after = looked(rows, *SAME[what], attempts=attempts, writer=writer)
+        after = scanned(rows, *SAME[what], attempts=attempts, writer=writer)
         present = {row.content: (row.place, row.attempt, row.step) for row in after if row.gone_at is None}
         assert present["step_20.pt"] == (1, 1, 20) and present.get("step_40.pt", (2, 1, 40)) == (2, 1, 40)
         struck = tuple(replace(row, verdict="struck", why="was bad") for row in rows)
-        assert usable(looked(struck, *SAME[what], attempts=attempts, writer=writer), attempts) == []
+        assert usable(scanned(struck, *SAME[what], attempts=attempts, writer=writer), attempts) == []
 
 
 def test_what_is_gone_is_recognized_when_it_comes_back() -> None:
-    rows = looked((), file("a.pt"), file("b.pt"), attempts=ALIVE, writer=1)
-    rows = looked(rows, file("b.pt"), attempts=ALIVE, writer=1)
+    rows = scanned((), file("a.pt"), file("b.pt"), attempts=ALIVE, writer=1)
+    rows = scanned(rows, file("b.pt"), attempts=ALIVE, writer=1)
     assert [row.name for row in rows if row.gone_at is not None] == ["a.pt"]
-    rows = looked(rows, file("b.pt"), file("a.pt"), attempts=ONE)
+    rows = scanned(rows, file("b.pt"), file("a.pt"), attempts=ONE)
     assert usable(rows, ONE) == ["b.pt", "a.pt"]
     # Where no recorded file is there, the file system may be unmounted. One that has another name shows that it is not.
-    assert usable(looked(rows, attempts=ONE), ONE) == ["b.pt", "a.pt"]
-    assert usable(looked(rows, file("c.pt"), attempts=ONE), ONE) == ["b.pt", "a.pt"]
-    assert usable(looked(rows, file("best.pt", "a.pt"), attempts=ONE), ONE) == ["best.pt"]
+    assert usable(scanned(rows, attempts=ONE), ONE) == ["b.pt", "a.pt"]
+    assert usable(scanned(rows, file("c.pt"), attempts=ONE), ONE) == ["b.pt", "a.pt"]
+    assert usable(scanned(rows, file("best.pt", "a.pt"), attempts=ONE), ONE) == ["best.pt"]
 
 
 @table("order", [1, -1])
 def test_a_copy_of_what_has_stopped_growing_has_too(order: int) -> None:
-    rows = looked((), file("a.pt"), attempts=ALIVE, writer=1)
-    rows = looked(rows, file("best.pt", "a.pt"), attempts=ALIVE, writer=1)
+    rows = scanned((), file("a.pt"), attempts=ALIVE, writer=1)
+    rows = scanned(rows, file("best.pt", "a.pt"), attempts=ALIVE, writer=1)
     assert {row.name: row.is_settled for row in rows} == {"a.pt": False, "best.pt": True}
-    rows = looked(rows[::order], file("best.pt", "a.pt"), file("copy.pt", "a.pt"), attempts=ONE)
+    rows = scanned(rows[::order], file("best.pt", "a.pt"), file("copy.pt", "a.pt"), attempts=ONE)
     assert {row.name: row.is_settled for row in rows if row.gone_at is None} == {"best.pt": True, "copy.pt": True}
 
 
 @table(("steps", "expected"), [((8, 12), ["step_10.pt"]), ((30, 40), []), ((-1, -1), [])])
 def test_deterministic_training_saves_the_same_content_anew(steps: tuple[int, int], expected: list[str]) -> None:
     attempts = [span(1), span(2, is_over=False)]
-    rows = looked((), file("step_10.pt"), attempts=[span(1, is_over=False)], writer=1)
-    assert usable(looked(rows, file("step_10.pt"), attempts=attempts, writer=2, steps=steps), attempts) == []
-    rows = looked(rows, file("step_10.pt", stamp="written"), attempts=attempts, writer=2, steps=steps)
+    rows = scanned((), file("step_10.pt"), attempts=[span(1, is_over=False)], writer=1)
+    assert usable(scanned(rows, file("step_10.pt"), attempts=attempts, writer=2, steps=steps), attempts) == []
+    rows = scanned(rows, file("step_10.pt", stamp="written"), attempts=attempts, writer=2, steps=steps)
     assert usable(rows, attempts) == expected
 
 
 def test_what_a_rollback_or_a_person_left_may_be_saved_again_with_the_same_content() -> None:
     attempts = [ONE[0], span(2, "/c/step_10.pt", is_over=False)]
-    rows = looked((), file("step_10.pt"), file("step_20.pt"), attempts=ALIVE, writer=1)
+    rows = scanned((), file("step_10.pt"), file("step_20.pt"), attempts=ALIVE, writer=1)
     for ledger_rows in (
         ledger.rolled_back(rows, "/c/step_10.pt", "was left by a rollback"),
         ledger.chosen_by_person(rows, ONE, file("step_10.pt"), 10, 900.0),
@@ -163,19 +163,19 @@ def test_what_a_rollback_or_a_person_left_may_be_saved_again_with_the_same_conte
         ledger_rows = ledger.attempt_begins(ledger_rows, ONE, 2, "/c/step_10.pt")
         assert usable(ledger_rows, attempts) == ["step_10.pt"] and "left" in whys(ledger_rows, attempts)["step_20.pt"]
         again = [file("step_10.pt"), file("step_20.pt", stamp="written", at=995.0)]
-        after = looked(ledger_rows, *again, attempts=attempts, writer=2, steps=(18, 22))
+        after = scanned(ledger_rows, *again, attempts=attempts, writer=2, steps=(18, 22))
         assert usable(after, attempts) == ["step_20.pt", "step_10.pt"]
-        assert usable(looked(after, *again, attempts=attempts, writer=2), attempts) == ["step_20.pt", "step_10.pt"]
+        assert usable(scanned(after, *again, attempts=attempts, writer=2), attempts) == ["step_20.pt", "step_10.pt"]
         # A file that was only touched, one that was not saved again and one that held a NaN stay struck off.
         touched = file("step_20.pt", stamp="written", at=5.0)
         assert usable(
-            looked(ledger_rows, again[0], touched, attempts=attempts, writer=2, steps=(18, 22)), attempts
+            scanned(ledger_rows, again[0], touched, attempts=attempts, writer=2, steps=(18, 22)), attempts
         ) == ["step_10.pt"]
-        assert usable(looked(ledger_rows, *again, attempts=attempts, writer=2, steps=(1, 9)), attempts) == [
+        assert usable(scanned(ledger_rows, *again, attempts=attempts, writer=2, steps=(1, 9)), attempts) == [
             "step_10.pt"
         ]
         struck = [replace(row, verdict="struck") if row.step == 20 else row for row in ledger_rows]
-        assert usable(looked(struck, *again, attempts=attempts, writer=2, steps=(18, 22)), attempts) == ["step_10.pt"]
+        assert usable(scanned(struck, *again, attempts=attempts, writer=2, steps=(18, 22)), attempts) == ["step_10.pt"]
 
 
 def test_what_is_written_over_a_place_that_a_person_named_is_not_the_attempts() -> None:
@@ -183,31 +183,31 @@ def test_what_is_written_over_a_place_that_a_person_named_is_not_the_attempts() 
     rows = ledger.chosen_by_person((), ONE, theirs, 30, 900.0)
     attempts = [*ONE, span(2, "/other/x.pt", is_over=False)]
     assert usable(rows, attempts) == ["x.pt"]
-    rows = looked(rows, theirs._replace(content="y", stamp="y"), attempts=attempts, writer=2)
+    rows = scanned(rows, theirs._replace(content="y", stamp="y"), attempts=attempts, writer=2)
     assert usable(rows, attempts) == []
     assert resumable.lost_choice(rows, attempts) is not None
 
 
 def test_slots_that_are_rotated_keep_what_is_known_of_each() -> None:
-    rows = looked((), file("0", "a"), attempts=ALIVE, writer=1)
-    rows = looked(rows, file("0", "b"), file("1", "a"), attempts=ALIVE, writer=1)
+    rows = scanned((), file("0", "a"), attempts=ALIVE, writer=1)
+    rows = scanned(rows, file("0", "b"), file("1", "a"), attempts=ALIVE, writer=1)
     rows = tuple(replace(row, verdict="struck") if row.content == "b" else row for row in rows)
-    rows = looked(rows, file("1", "b"), file("2", "a"), attempts=ALIVE, writer=1)
+    rows = scanned(rows, file("1", "b"), file("2", "a"), attempts=ALIVE, writer=1)
     assert {row.name: row.verdict for row in rows if row.gone_at is None} == {"1": "struck", "2": "unexamined"}
     assert usable(rows, ALIVE) == ["2"]
 
 
 @table(("content", "expected"), [("x 1\ny 2", ["b"]), ("x 1\ny 9", ["a", "b"]), ("x 1\ny 2\nz 3\nw 4", ["a", "b"])])
 def test_a_folder_that_is_being_deleted_is_no_new_checkpoint(content: str, expected: list[str]) -> None:
-    rows = looked((), file("a", "x 1\ny 2\nz 3"), file("b"), attempts=ALIVE, writer=1)
-    after = looked(rows, file("a", content), file("b"), attempts=ALIVE, writer=1)
+    rows = scanned((), file("a", "x 1\ny 2\nz 3"), file("b"), attempts=ALIVE, writer=1)
+    after = scanned(rows, file("a", content), file("b"), attempts=ALIVE, writer=1)
     assert usable(after, ALIVE) == expected
 
 
 def test_what_another_run_may_have_written_is_named_where_nothing_else_is_left() -> None:
     doubt_text = "may be of job-2, which had the same folder"
-    rows = looked((), file("s10.pt"), attempts=ALIVE, writer=1)
-    rows = looked(rows, file("s10.pt"), file("s20.pt"), attempts=ALIVE, writer=1, intruder=lambda _: doubt_text)
+    rows = scanned((), file("s10.pt"), attempts=ALIVE, writer=1)
+    rows = scanned(rows, file("s10.pt"), file("s20.pt"), attempts=ALIVE, writer=1, intruder=lambda _: doubt_text)
     choice = chosen(rows, ONE)
     assert names(choice) == ["s10"] and choice.doubted is None
     doubt = chosen([row for row in rows if row.name == "s20.pt"], ONE)

@@ -367,7 +367,7 @@ def test_launchers_of_several_nodes_each_report_their_own_ranks(tmp_path: Path) 
     assert (incident.kind, incident.rank) == ("user_exception", 1)
     # The report of another node names the failed rank, so no rank is said to have left early.
     lost = {**NODES, "nodes/1/ranks/a-1.1_y/attempt_0/0/stderr.log": PEER_LOST.format(rank=1)}
-    incident = classify(Case("nodes", "", None, 4, "torchrun", {"code": 1}, lost).evidence(tmp_path / "second"))
+    incident = classify(Case("nodes", "", None, 4, "torchrun", {"code": 1}, lost).evidence(tmp_path / "two"))
     assert (incident.kind, incident.rank) == ("peer_lost", 0)
 
 

@@ -67,13 +67,13 @@ def test_only_what_happened_since_a_person_started_it_counts() -> None:
 def test_without_steps_a_checkpoint_of_its_own_is_progress() -> None:
     attempts = [attempt(1, at=2.0), attempt(2, at=100.0, resumed_from="/c/step_40.pt", resumed_step=40)]
 
-    def made(*rows: CheckpointRow) -> bool:
+    def has_progress(*rows: CheckpointRow) -> bool:
         return progress_of(history(attempts, checkpoints=rows), 2, ended_at=190.0).made
 
-    assert made(saved("/c/step_40.pt", 1), saved("/c/step_60.pt", 2))
-    assert not made(saved("/c/step_60.pt", 2, verdict="invalid"))
-    assert not made(saved("/c/step_60.pt", 2, origin="foreign"))
-    assert not made(saved("/c/step_40.pt", 1))
+    assert has_progress(saved("/c/step_40.pt", 1), saved("/c/step_60.pt", 2))
+    assert not has_progress(saved("/c/step_60.pt", 2, verdict="invalid"))
+    assert not has_progress(saved("/c/step_60.pt", 2, origin="foreign"))
+    assert not has_progress(saved("/c/step_40.pt", 1))
 
 
 def test_steps_with_a_loss_that_is_not_finite_are_no_progress() -> None:

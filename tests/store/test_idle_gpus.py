@@ -18,7 +18,7 @@ def gpus(home: Home) -> Home:
     return home
 
 
-def sampled(gpus: Home, index: int, *values: tuple[float, float]) -> None:
+def record_samples(gpus: Home, index: int, *values: tuple[float, float]) -> None:
     """Record samples (seconds ago, utilisation)."""
     for ago, used in values:
         gpus.sample(index, at=NOW - ago, utilization=used, memory_gib=22.0)
@@ -39,11 +39,11 @@ def views(gpus: Home) -> list[GpuView]:
 
 
 def test_since_the_first_sample_behind_the_last_busy_one(gpus: Home) -> None:
-    sampled(gpus, 0, (5000.0, 0.0), (4000.0, 30.0), (3990.0, 0.0), (2000.0, 0.0), (1.0, 0.0))
+    record_samples(gpus, 0, (5000.0, 0.0), (4000.0, 30.0), (3990.0, 0.0), (2000.0, 0.0), (1.0, 0.0))
     connection = gpus.connection
     assert idleness(connection, uuid(0), 0.0, NOW) == Idleness(NOW - 3990.0, was_busy=True)
     assert idleness(connection, uuid(0), NOW - 3000.0, NOW) == Idleness(NOW - 2000.0, was_busy=False)
-    sampled(gpus, 0, (0.0, 12.0))
+    record_samples(gpus, 0, (0.0, 12.0))
     assert idleness(connection, uuid(0), 0.0, NOW) == Idleness(None, was_busy=True)
     assert idleness(connection, "GPU-none", 0.0, NOW) == Idleness(None, was_busy=False)
 
@@ -58,13 +58,13 @@ def test_a_process_is_there_since_the_list_has_it_without_a_break(gpus: Home) ->
 def test_what_holds_memory_of_an_idle_gpu_and_since_when(gpus: Home) -> None:
     list_processes(gpus, 0, 9000.0, 7)
     list_processes(gpus, 0, 600.0, 7, 8)
-    sampled(gpus, 0, (4000.0, 30.0), (3990.0, 0.0), (1.0, 0.0))
+    record_samples(gpus, 0, (4000.0, 30.0), (3990.0, 0.0), (1.0, 0.0))
     list_processes(gpus, 1, 9000.0, 9)
-    sampled(gpus, 1, (3990.0, 0.0), (1.0, 40.0))
+    record_samples(gpus, 1, (3990.0, 0.0), (1.0, 40.0))
     reader = IdleReader()
     idle_since = {(uuid(0), 7): NOW - 3990.0, (uuid(0), 8): NOW - 600.0}
     assert reader.read(gpus.connection, views(gpus), NOW) == idle_since
-    sampled(gpus, 0, (0.0, 0.0))
+    record_samples(gpus, 0, (0.0, 0.0))
     assert reader.read(gpus.connection, views(gpus), NOW) == idle_since  # nothing ran since the last look
-    sampled(gpus, 0, (-1.0, 9.0), (-2.0, 0.0))
+    record_samples(gpus, 0, (-1.0, 9.0), (-2.0, 0.0))
     assert reader.read(gpus.connection, views(gpus), NOW + 2)[uuid(0), 7] == NOW + 2

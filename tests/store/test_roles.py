@@ -20,7 +20,7 @@ from tests.tables import table
 from tests.texts import mentions
 
 
-def named(home: MetricsHome) -> tuple[str | None, str | None]:
+def stored_roles(home: MetricsHome) -> tuple[str | None, str | None]:
     """The stored names after all lines are read."""
     home.pump()
     roles = metric_roles(home.connection, RUN)
@@ -71,26 +71,26 @@ def test_a_better_name_counts_among_the_first_lines_only(tmp_path: Path) -> None
     home = MetricsHome(tmp_path, in_memory=True)
     home.begin()
     write(home, range(3), L=0.5)
-    assert named(home) == ("L", None)
+    assert stored_roles(home) == ("L", None)
     write(home, range(3, 6), train_loss=0.5)
-    assert named(home) == ("train_loss", None)
+    assert stored_roles(home) == ("train_loss", None)
     write(home, range(6, FIRST_LINES), L=0.5)
-    assert named(home) == ("train_loss", None)
+    assert stored_roles(home) == ("train_loss", None)
     home.restart()
     home.steps(*range(FIRST_LINES, FIRST_LINES + 3))
     write(home, range(60, 62), eval_loss=0.5)
-    assert named(home) == ("train_loss", "eval_loss"), "only what was unknown is added"
+    assert stored_roles(home) == ("train_loss", "eval_loss"), "only what was unknown is added"
 
 
 def test_a_validation_loss_stands_in_until_there_is_another(tmp_path: Path) -> None:
     home = MetricsHome(tmp_path, in_memory=True)
     home.begin()
     write(home, range(FIRST_LINES + 1), val_loss=0.5)
-    assert named(home) == (None, "val_loss")
+    assert stored_roles(home) == (None, "val_loss")
     assert metric_roles(home.connection, RUN).loss == "val_loss"
     write(home, range(60, 62), loss_ce=0.5)
     home.steps(62)
-    assert named(home) == ("loss", "val_loss")
+    assert stored_roles(home) == ("loss", "val_loss")
 
 
 def test_a_name_that_a_person_gave_stays(tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_a_name_that_a_person_gave_stays(tmp_path: Path) -> None:
     set_roles(home.connection, RUN, "d/real", "val/acc", "max")
     home.begin()
     home.steps(*range(FIRST_LINES))
-    assert named(home) == ("d/real", None)
+    assert stored_roles(home) == ("d/real", None)
     assert metric_roles(home.connection, RUN) == MetricRoles("d/real", None, "val/acc", "max")
 
 

@@ -10,7 +10,7 @@ from gputui.store import timeline
 from tests.homes import NOW, Home
 
 
-def sampled(home: Home, first_ago: int, last_ago: int, every: int = 1) -> None:
+def record_samples(home: Home, first_ago: int, last_ago: int, every: int = 1) -> None:
     for ago in range(first_ago, last_ago - 1, -every):
         home.host(NOW - ago)
 
@@ -23,9 +23,9 @@ def test_an_empty_store_has_no_record(reader: sqlite3.Connection) -> None:
 
 
 def test_gaps_are_found_whatever_the_interval(home: Home, reader: sqlite3.Connection) -> None:
-    sampled(home, 3000, 2000, every=60)  # a slow recorder
-    sampled(home, 1000, 500)
-    sampled(home, 300, 0)
+    record_samples(home, 3000, 2000, every=60)  # a slow recorder
+    record_samples(home, 1000, 500)
+    record_samples(home, 300, 0)
     gap_at = timeline.gap_at
     assert gap_at(reader, NOW - 3500) == (None, NOW - 3000)
     assert gap_at(reader, NOW - 2500) is None
@@ -37,8 +37,8 @@ def test_gaps_are_found_whatever_the_interval(home: Home, reader: sqlite3.Connec
 
 
 def test_recorded_stretches_to_about_a_piece(home: Home, reader: sqlite3.Connection) -> None:
-    sampled(home, 1000, 500)
-    sampled(home, 300, 0)
+    record_samples(home, 1000, 500)
+    record_samples(home, 300, 0)
     spans = timeline.recorded(reader, NOW - 1200, NOW, pieces=60)
     assert len(spans) == 2
     (first_start, first_end), (second_start, second_end) = spans
@@ -70,7 +70,7 @@ def test_what_happened_along_it(home: Home, reader: sqlite3.Connection) -> None:
 
 
 def test_ticks_are_stepped_through_burst_by_burst(home: Home, reader: sqlite3.Connection) -> None:
-    sampled(home, 1000, 0, every=5)
+    record_samples(home, 1000, 0, every=5)
     for ago in (900.0, 899.6, 899.2, 400.0, 100.0):
         home.event("x", seconds_ago=ago)
 
@@ -88,8 +88,8 @@ def test_ticks_are_stepped_through_burst_by_burst(home: Home, reader: sqlite3.Co
 
 
 def test_a_step_into_a_gap_goes_to_its_end_and_a_typed_time_stays(home: Home, reader: sqlite3.Connection) -> None:
-    sampled(home, 1000, 500)
-    sampled(home, 300, 100)
+    record_samples(home, 1000, 500)
+    record_samples(home, 300, 100)
 
     def resolved(ago: float, direction: int) -> float:
         return NOW - timeline.resolve(reader, NOW - ago, 0, direction, NOW)
@@ -115,7 +115,7 @@ def test_what_the_queries_need_is_indexed(reader: sqlite3.Connection) -> None:
 
 
 def test_alerts_are_ticks_to_move_between(home: Home, reader: sqlite3.Connection) -> None:
-    sampled(home, 600, 0, every=5)
+    record_samples(home, 600, 0, every=5)
     home.alert("disk", "The disk is full", seconds_ago=400)
     home.alert("gpu_hot", "GPU 3 is hot", seconds_ago=200, cleared_ago=100)
     ticks = timeline.ticks(reader, NOW - 600, NOW)

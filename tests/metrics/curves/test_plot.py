@@ -14,7 +14,7 @@ from .conftest import BEGAN_AT, CurvesHome
 POINTS = [(0.0, 5.0), (1.0, 4.0), (10.0, 3.0), (11.0, math.nan), (20.0, math.inf)]
 
 
-def asked(home: CurvesHome, request: ChartRequest) -> ChartData:
+def chart_data(home: CurvesHome, request: ChartRequest) -> ChartData:
     home.begin_at(1, 0)
     home.steps_at(0, 300, 0.0, lr=0.1)
     home.write({"step": 100, "time": BEGAN_AT + 100, "event": "checkpoint"})
@@ -24,7 +24,7 @@ def asked(home: CurvesHome, request: ChartRequest) -> ChartData:
 
 
 def test_a_curve_stands_before_its_shadows(home: CurvesHome) -> None:
-    data = asked(home, ChartRequest(("loss", "lr"), smoothing=0.9))
+    data = chart_data(home, ChartRequest(("loss", "lr"), smoothing=0.9))
     picture = drawing(data, "run-1")
     curves = [(curve.label, curve.style, curve.is_shadow) for curve in picture.curves]
     assert curves == [

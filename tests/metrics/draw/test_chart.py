@@ -32,7 +32,7 @@ def ramp(points: int = 41) -> Series:
     return [(float(x), float(x)) for x in range(points)]
 
 
-def drawn(points: Series, width: int = 40, height: int = 8, kind: str = "linear") -> str:
+def chart_text(points: Series, width: int = 40, height: int = 8, kind: str = "linear") -> str:
     bins = reduce(points, 4 * width)
     lines = draw_chart(
         Chart([Curve(bins, label="", value=None)], y_axis=YAxis("log" if kind == "log" else "linear")), width, height
@@ -151,9 +151,9 @@ def test_signs_at_the_ends_tell_curves_apart_without_colour() -> None:
 
 def test_noise_is_a_line_and_what_sticks_out_of_it_stays() -> None:
     points = [(float(x), 10.0 + (-1) ** x) for x in range(8000)]
-    calm = drawn(points, height=12)
+    calm = chart_text(points, height=12)
     assert sum(char > "⠀" for char in calm) <= 40
-    spiked = drawn([*points[:4000], (4000.0, 20.0), *points[4001:]], height=12)
+    spiked = chart_text([*points[:4000], (4000.0, 20.0), *points[4001:]], height=12)
     assert "⡇" in next(row for row in spiked.split("\n") if row.startswith("20.0"))
 
 
@@ -167,10 +167,10 @@ def test_a_gap_is_not_joined() -> None:
 
 def test_bad_values_are_marked_where_they_are_and_never_joined() -> None:
     points: Series = [(0.0, 1.0), (5.0, math.nan), (10.0, 1.0)]
-    rows = drawn(points, width=40, height=8).split("\n")
+    rows = chart_text(points, width=40, height=8).split("\n")
     assert [row.index("×") for row in rows if "×" in row]
     assert sum(char > "⠀" for row in rows for char in row) == 2
-    rows = drawn([(0.0, 1.0), (5.0, math.inf), (6.0, -math.inf), (10.0, 3.0)], width=40, height=8).split("\n")
+    rows = chart_text([(0.0, 1.0), (5.0, math.inf), (6.0, -math.inf), (10.0, 3.0)], width=40, height=8).split("\n")
     assert "↑" in rows[0]
     assert "↓" in rows[-2]
 
@@ -190,8 +190,8 @@ def test_log_axis_marks_what_it_cannot_hold_and_steps_back_to_linear() -> None:
 def test_empty_says_so() -> None:
     assert "no data yet" in plain_text(draw_chart(Chart([]), 30, 5))
     assert "waiting" in plain_text(draw_chart(Chart([Curve([])]), 30, 5, empty_text="waiting"))
-    assert "×" in drawn([(0.0, math.nan), (1.0, math.nan)], width=40, height=8)
-    assert sum(char > "⠀" for char in drawn([(7.0, 5.0)])) == 1
+    assert "×" in chart_text([(0.0, math.nan), (1.0, math.nan)], width=40, height=8)
+    assert sum(char > "⠀" for char in chart_text([(7.0, 5.0)])) == 1
 
 
 def test_bars() -> None:
