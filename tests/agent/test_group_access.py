@@ -51,10 +51,10 @@ def as_another(group: int, look: Callable[[], Any]) -> Any:
             os.setgroups([])
             os.setresgid(group, group, group)
             os.setresuid(NOBODY, NOBODY, NOBODY)
-            seen = look()
+            view = look()
         except BaseException as error:
-            seen = type(error).__name__
-        os.write(writing, json.dumps(seen).encode())
+            view = type(error).__name__
+        os.write(writing, json.dumps(view).encode())
         os._exit(0)
     os.close(writing)
     with os.fdopen(reading) as answer:
@@ -87,7 +87,7 @@ def test_a_colleague_reads_a_shared_home_and_nothing_that_is_secret(
     assert as_another(GROUP.gr_gid, runs) == "PermissionError"
     workspace.record.write_text(f"group: {GROUP.gr_name}\n")
     access.poll()
-    # Beside the agent, whose newest commits are in its log, and when nobody writes.
+    # Readable while the agent writes, when the newest commits are in the write-ahead log, and when nobody does.
     add_run(connection, "b-1", workspace=workspace)
     assert as_another(GROUP.gr_gid, runs) == ["a-1", "b-1"]
     assert not as_another(GROUP.gr_gid, lambda: is_fixed(workspace.database))
@@ -98,7 +98,7 @@ def test_a_colleague_reads_a_shared_home_and_nothing_that_is_secret(
     assert as_another(GROUP.gr_gid, lambda: is_anothers(workspace)) is True
     assert as_another(STRANGERS, runs) == "PermissionError"
     assert as_another(STRANGERS, lambda: is_anothers(workspace)) == "SystemExit"
-    # A view of the owner leaves it so, a mistake too; without the line it is private again.
+    # Neither a command of the owner nor a mistake in the file changes that; without the line the home is private again.
     workspace.create()
     workspace.record.write_text("group: no-such-group\n")
     access.poll()
@@ -132,8 +132,8 @@ def test_what_a_colleague_cannot_read_yet_is_as_if_it_were_not_there(workspace: 
     assert as_another(GROUP.gr_gid, look) == [["output.log", "stdout.log"], ["launcher", "rank 0"], ["step 1"], [""]]
     hidden = run / private
     hidden.chmod(hidden.stat().st_mode & ~0o077)
-    left = [["stdout.log"], ["rank 0"], ["step 1"], [""]] if hidden.is_file() else [[], [], [], [""]]
-    assert as_another(GROUP.gr_gid, look) == left
+    expected = [["stdout.log"], ["rank 0"], ["step 1"], [""]] if hidden.is_file() else [[], [], [], [""]]
+    assert as_another(GROUP.gr_gid, look) == expected
 
 
 def test_a_checkout_whose_state_is_anothers_is_no_home(monkeypatch: pytest.MonkeyPatch, workspace: Workspace) -> None:

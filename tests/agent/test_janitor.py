@@ -23,7 +23,10 @@ from tests.homes import Home, add_many_lines, add_run, add_source
 
 START = 1_790_035_200.0
 """A full hour."""
-HOUR, DAY = 3600.0, 86400.0
+HOUR = 3600.0
+DAY = 86400.0
+
+LINES = 5000
 
 
 class RecordedHome(Home):
@@ -81,6 +84,27 @@ MINUTES = (
 )
 
 
+def add_alert(connection: sqlite3.Connection, subject: str, raised: float, cleared: float | None) -> None:
+    insert(
+        connection, "alerts", rule="gpu_hot", severity="warning", subject_kind="gpu", subject_id=subject,
+        subject_name="GPU 0", raised_at=raised * DAY, cleared_at=None if cleared is None else cleared * DAY, unit="",
+        sentence="s", remedy="r",
+    )  # fmt: skip
+
+
+def remaining(connection: sqlite3.Connection, column: str, table: str) -> list[str]:
+    return [row[0] for row in connection.execute(f"SELECT {column} FROM {table} ORDER BY 1")]
+
+
+def log_bytes(home: RecordedHome) -> int:
+    return home.workspace.database.with_name(home.workspace.database.name + "-wal").stat().st_size
+
+
+def write(home: RecordedHome, megabytes: int) -> None:
+    for _ in range(megabytes):
+        home.connection.execute("INSERT INTO big (x) VALUES (zeroblob(?))", (1 << 20,))
+
+
 def test_a_minute_says_what_its_samples_said(home: RecordedHome) -> None:
     for second in range(60):
         home.tick(utilization=float(second), joules=300.0 * second)
@@ -100,8 +124,8 @@ def test_an_agent_that_is_killed_at_any_moment_counts_nothing_twice(home: Record
     home.record(3600.0)
     home.tidy()
     counted = home.rows("SELECT sum(sample_count) FROM gpu_minutes")
-    (until,) = home.rows("SELECT until FROM rollup_marks WHERE span_seconds = 60 AND gpu_id = 1")[0]
-    raw = home.rows("SELECT count(*) FROM gpu_samples WHERE at < ?", until)
+    (mark,) = home.rows("SELECT until FROM rollup_marks WHERE span_seconds = 60 AND gpu_id = 1")[0]
+    raw = home.rows("SELECT count(*) FROM gpu_samples WHERE at < ?", mark)
     hours = home.rows("SELECT at, sample_count FROM gpu_hours")
     assert counted == raw and hours == [(START, 3600)]
 
@@ -137,8 +161,8 @@ def test_on_a_full_disk_recording_stops_and_begins_again(home: RecordedHome, cap
         home.pass_time(1.0)
         with suppress(sqlite3.OperationalError):
             home.work()
-    told = [record.getMessage() for record in caplog.records if "recording stopped" in record.getMessage()]
-    assert len(told) == 1 and "disk is full" in told[0]
+    messages = [record.getMessage() for record in caplog.records if "recording stopped" in record.getMessage()]
+    assert len(messages) == 1 and "disk is full" in messages[0]
 
     # The limit that the user sets lets the oldest samples go, and that makes room.
     limit = used_space(home.connection)[1] - (300 << 10)
@@ -146,23 +170,11 @@ def test_on_a_full_disk_recording_stops_and_begins_again(home: RecordedHome, cap
     home.work()
     assert home.recorder.flush()
     home.tidy()
-    kept = home.rows("SELECT min(at) > ?, sum(at >= ?) FROM gpu_samples", START, stopped_at)
-    assert kept == [(1, int(home.now - stopped_at))]
+    rows = home.rows("SELECT min(at) > ?, sum(at >= ?) FROM gpu_samples", START, stopped_at)
+    assert rows == [(1, int(home.now - stopped_at))]
 
 
 # --- beside the loop
-
-
-def add_alert(connection: sqlite3.Connection, subject: str, raised: float, cleared: float | None) -> None:
-    insert(
-        connection, "alerts", rule="gpu_hot", severity="warning", subject_kind="gpu", subject_id=subject,
-        subject_name="GPU 0", raised_at=raised * DAY, cleared_at=None if cleared is None else cleared * DAY, unit="",
-        sentence="s", remedy="r",
-    )  # fmt: skip
-
-
-def left(connection: sqlite3.Connection, column: str, table: str) -> list[str]:
-    return [row[0] for row in connection.execute(f"SELECT {column} FROM {table} ORDER BY 1")]
 
 
 def test_what_is_over_and_old_goes(home: RecordedHome) -> None:
@@ -183,16 +195,13 @@ def test_what_is_over_and_old_goes(home: RecordedHome) -> None:
         insert(connection, "gpu_events", at=at, uuid="GPU-0", event=message)
     home.janitor.retention = Retention(events_seconds=None)
     home.janitor.expire(400 * DAY)
-    assert len(left(connection, "subject_id", "alerts")) == 4, "kept for ever"
+    assert len(remaining(connection, "subject_id", "alerts")) == 4, "kept for ever"
     home.janitor.retention = Retention(events_seconds=365 * DAY)
     home.janitor.expire(400 * DAY)
-    assert left(connection, "subject_id", "alerts") == ["lasts", "new", "old but ended lately"]
-    assert left(connection, "label", "notices") == ["unsent"]
-    assert left(connection, "message", "events") == ["new", "run"]
-    assert left(connection, "verb", "commands") == left(connection, "event", "gpu_events") == ["new"]
-
-
-LINES = 5000
+    assert remaining(connection, "subject_id", "alerts") == ["lasts", "new", "old but ended lately"]
+    assert remaining(connection, "label", "notices") == ["unsent"]
+    assert remaining(connection, "message", "events") == ["new", "run"]
+    assert remaining(connection, "verb", "commands") == remaining(connection, "event", "gpu_events") == ["new"]
 
 
 def test_lines_of_removed_runs_go_in_small_transactions(home: RecordedHome) -> None:
@@ -218,25 +227,16 @@ def test_lines_of_removed_runs_go_in_small_transactions(home: RecordedHome) -> N
     assert not home.janitor.has_lines and home.rows("PRAGMA foreign_key_check") == []
 
 
-def log_bytes(home: RecordedHome) -> int:
-    return home.workspace.database.with_name(home.workspace.database.name + "-wal").stat().st_size
-
-
-def write(home: RecordedHome, megabytes: int) -> None:
-    for _ in range(megabytes):
-        home.connection.execute("INSERT INTO big (x) VALUES (zeroblob(?))", (1 << 20,))
-
-
 def test_the_log_is_moved_beside_the_loop_and_becomes_short_again(home: RecordedHome) -> None:
     bound_log(home.connection)
     home.connection.execute("CREATE TABLE big (x BLOB)")
     write(home, 13)
-    # No commit has moved it by itself.
+    # The commits themselves did not checkpoint the log.
     assert log_bytes(home) >= LONG_LOG_BYTES
     home.janitor.start()
     try:
         home.janitor.call()
-        # A commit restarts a log that was moved, and truncates it.
+        # The first commit after a checkpoint starts the log anew and truncates it.
         wait_until(lambda: write(home, 1) or log_bytes(home) < MOVED_AT_BYTES)
     finally:
         home.janitor.stop()

@@ -31,7 +31,8 @@ def test_a_job_has_the_value_or_the_error_of_its_work_and_wakes_the_loop() -> No
 
 
 def test_a_job_that_hangs_fails_at_its_deadline_and_holds_up_no_other() -> None:
-    clock, hang = Clock(), threading.Event()
+    clock = Clock()
+    hang = threading.Event()
     all_jobs = Jobs(lambda: None, clock, at_once=1)
     stuck = all_jobs.start("stuck", hang.wait, deadline_seconds=5.0)
     behind = all_jobs.start("behind", lambda: "done", deadline_seconds=5.0)

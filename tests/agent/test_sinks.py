@@ -50,7 +50,8 @@ def test_one_process_while_a_run_has_sinks_and_none_without(home: SinksHome) -> 
     home.transition("net-1", None, "running", "", 0)
     agent.poll()
     assert len(home.started) == 1 and "gputui.reports.export.exporter" in home.started[0].argv
-    home.transition("net-1", None, "running", "", 0)  # a run that begins while it ends is not missed
+    # A run that begins while the exporter ends is not missed.
+    home.transition("net-1", None, "running", "", 0)
     home.later(agent)
     for expected in (2, 2):
         assert len(home.started) <= expected and agent.is_busy()

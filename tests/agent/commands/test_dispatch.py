@@ -50,6 +50,8 @@ SPEC = RunSpec(
     checkpoints=CheckpointSpec("{run_dir}/checkpoints", "*.pt", ("--resume", "{checkpoint}", "--api-key", "hush-hush")),
 )
 
+ARGUMENTS = ('{"set": 5}', '{"set": ["steps"]}', "[]", "garbage", '{"ticket": 5, "name": []}')
+
 
 @pytest.fixture
 def supervisor(workspace: Workspace, connection: sqlite3.Connection) -> Supervisor:
@@ -62,9 +64,9 @@ def launch(supervisor: Supervisor, spec: RunSpec = SPEC, name: str | None = None
 
 
 def answered(supervisor: Supervisor, command_id: int) -> commands.CommandAnswer:
-    found = commands.answer(supervisor.context.connection, command_id)
-    assert found is not None
-    return found
+    answer = commands.answer(supervisor.context.connection, command_id)
+    assert answer is not None
+    return answer
 
 
 def ask(supervisor: Supervisor, verb: str, run_id: str | None, args: dict[str, object]) -> commands.CommandAnswer:
@@ -79,6 +81,24 @@ def move(supervisor: Supervisor, state: str) -> None:
 
 class Killed(BaseException):
     """The process ends here."""
+
+
+def full(*_args: object, **_options: object) -> None:
+    raise sqlite3.OperationalError("database or disk is full")
+
+
+def resumable(supervisor: Supervisor, name: str = "step_1.pt") -> int:
+    """A failed run with a checkpoint, and the command to resume it."""
+    launch(supervisor)
+    dispatch.answer_all(supervisor)
+    move(supervisor, "failed")
+    folder = supervisor.context.workspace.run_dir("demo-1") / "checkpoints"
+    folder.mkdir()
+    now = time.time()
+    add_attempt(supervisor.context.connection, "demo-1", 1, now - 100, now + 100, state="failed", last_step=5)
+    with zipfile.ZipFile(folder / name, "w") as archive:
+        archive.writestr("weights", "w")
+    return commands.submit(supervisor.context.connection, "resume", "demo-1", {}, "me", now=NOW)
 
 
 @pytest.mark.parametrize("owner, place", [(repository, "insert_run"), (commands, "give_answer")])
@@ -122,26 +142,19 @@ def test_a_launch_that_is_withdrawn_while_it_is_carried_out_does_nothing(
     assert list(workspace.runs.glob("[!.]*")) == []
 
 
-def full(*_args: object, **_options: object) -> None:
-    raise sqlite3.OperationalError("database or disk is full")
-
-
 def test_a_command_whose_write_fails_holds_up_no_other_and_is_tried_again(
     supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failing = commands.submit(supervisor.context.connection, "restart", "demo-1", {}, "me", now=NOW)
     monkeypatch.setitem(dispatch.HANDLERS, "restart", full)
-    other = commands.submit(supervisor.context.connection, "queue_pause", None, {}, "me", now=NOW)
+    second_id = commands.submit(supervisor.context.connection, "queue_pause", None, {}, "me", now=NOW)
     assert dispatch.answer_all(supervisor) == 1
-    assert answered(supervisor, other).state == "done"
+    assert answered(supervisor, second_id).state == "done"
     assert commands.answer(supervisor.context.connection, failing) is None
     monkeypatch.undo()
     assert dispatch.answer_all(supervisor) == 1
     answer = answered(supervisor, failing)
     assert answer.state == "refused" and "no run" in (answer.reason or "")
-
-
-ARGUMENTS = ('{"set": 5}', '{"set": ["steps"]}', "[]", "garbage", '{"ticket": 5, "name": []}')
 
 
 @table("verb, args", [(verb, args) for verb in (*dispatch.HANDLERS, "nonsense") for args in ARGUMENTS])
@@ -156,20 +169,6 @@ def test_no_row_brings_the_agent_down(supervisor: Supervisor, verb: str, args: s
     )
     wait_until(lambda: dispatch.answer_all(supervisor) == 1, what="an answer")
     assert dispatch.answer_all(supervisor) == 0
-
-
-def resumable(supervisor: Supervisor, name: str = "step_1.pt") -> int:
-    """A failed run with a checkpoint, and the command to resume it."""
-    launch(supervisor)
-    dispatch.answer_all(supervisor)
-    move(supervisor, "failed")
-    folder = supervisor.context.workspace.run_dir("demo-1") / "checkpoints"
-    folder.mkdir()
-    now = time.time()
-    add_attempt(supervisor.context.connection, "demo-1", 1, now - 100, now + 100, state="failed", last_step=5)
-    with zipfile.ZipFile(folder / name, "w") as archive:
-        archive.writestr("weights", "w")
-    return commands.submit(supervisor.context.connection, "resume", "demo-1", {}, "me", now=NOW)
 
 
 def test_a_resume_looks_for_its_checkpoint_without_holding_up_the_loop(
@@ -187,7 +186,7 @@ def test_a_resume_looks_for_its_checkpoint_without_holding_up_the_loop(
     assert dispatch.answer_all(supervisor) == 0 and supervisor.is_busy()
     assert dispatch.answer_all(supervisor) == 0
     assert commands.answer(supervisor.context.connection, command_id) is None
-    # What else is asked meanwhile is answered.
+    # Other commands are answered meanwhile.
     assert ask(supervisor, "stop", "demo-1", {}).state == "refused"
     may_end.set()
     wait_until(lambda: dispatch.answer_all(supervisor) == 1, what="the resume")
@@ -200,13 +199,14 @@ def test_a_start_again_changes_the_target_and_the_shell_and_nothing_else(supervi
     launch(supervisor, replace(SPEC, target={"name": "lab", "kind": "slurm", "time": "1h"}))
     dispatch.answer_all(supervisor)
     move(supervisor, "stopped")
-    workspace, path = supervisor.context.workspace, supervisor.context.workspace.run_dir("demo-1") / SPEC_FILE
+    workspace = supervisor.context.workspace
+    path = supervisor.context.workspace.run_dir("demo-1") / SPEC_FILE
     before = read_spec(path)
     shell = LaunchShell(clients={"SLURM_JWT": "another-secret"})
-    asked = replace(before, target={**(before.target or {}), "time": "2h"}, shell=shell, program=("other.py",))
-    ticket = write_ticket(workspace, asked)
+    changed = replace(before, target={**(before.target or {}), "time": "2h"}, shell=shell, program=("other.py",))
+    ticket = write_ticket(workspace, changed)
     assert ask(supervisor, "restart", "demo-1", {"ticket": ticket}).state == "done"
-    assert read_spec(path) == replace(before, target=asked.target, shell=shell)
+    assert read_spec(path) == replace(before, target=changed.target, shell=shell)
     [text] = supervisor.context.connection.execute("SELECT spec FROM runs").fetchone()
     assert json.loads(text)["target"]["time"] == "2h" and "secret" not in text
     assert not ticket_path(workspace, ticket).exists()
@@ -325,7 +325,8 @@ def test_labels_that_are_not_stored_do_not_stay_in_the_folder(
 
 
 def test_a_person_sets_a_gpu_aside_and_clears_it(supervisor: Supervisor) -> None:
-    connection, recorder = supervisor.context.connection, supervisor.context.recorder
+    connection = supervisor.context.connection
+    recorder = supervisor.context.recorder
     recorder.take([Inventory(NOW, "nvml", "580.95", (GpuFacts("GPU-0", 0, "H200"),))])
     done = ask(supervisor, "quarantine_gpu", None, {"uuid": "GPU-0", "why": "the fan\x1b[2J rattles"})
     assert done.state == "done"

@@ -23,6 +23,8 @@ HOT = replace(COOL, temperature_celsius=88.0)
 IDLE = replace(COOL, utilization_percent=20.0, memory_used_bytes=60 * GIB)
 PARKED = replace(COOL, utilization_percent=0.0, memory_used_bytes=22 * GIB)
 
+Values = Callable[[int], dict[str, float]]
+
 
 @pytest.fixture
 def home(workspace: Workspace) -> Iterator[WatchedHome]:
@@ -38,16 +40,16 @@ def training(home: WatchedHome) -> WatchedHome:
 
 def test_an_alert_is_a_row_and_an_event_and_ends(home: WatchedHome) -> None:
     home.go_on(40, HOT)
-    found = alerts.lasting(home.connection)[0]
-    subject = found.rule, found.severity, found.subject_id, found.subject_name
+    alert = alerts.lasting(home.connection)[0]
+    subject = alert.rule, alert.severity, alert.subject_id, alert.subject_name
     assert subject == ("gpu_hot", "warning", "GPU-a", "GPU 0")
-    assert (found.value, found.threshold, found.unit) == (88.0, 85.0, "°C")
-    assert mentions(found.sentence, "GPU 0", "88 °C", "85 °C")
-    assert NOW + 30 <= found.raised_at <= NOW + 33
+    assert (alert.value, alert.threshold, alert.unit) == (88.0, 85.0, "°C")
+    assert mentions(alert.sentence, "GPU 0", "88 °C", "85 °C")
+    assert NOW + 30 <= alert.raised_at <= NOW + 33
     home.go_on(70, COOL)
     after = home.all()[0]
     assert after.cleared_at is not None and after.cleared_because == "back to normal"
-    assert home.events()[0] == found.sentence and "resolved after" in home.events()[1]
+    assert home.events()[0] == alert.sentence and "resolved after" in home.events()[1]
 
 
 def test_the_next_agent_goes_on(home: WatchedHome) -> None:
@@ -119,9 +121,6 @@ def test_nccl_errors_come_from_incidents(training: WatchedHome) -> None:
     assert training.lasting() == []
 
 
-Values = Callable[[int], dict[str, float]]
-
-
 @pytest.mark.parametrize(("values", "expected"), [
     (lambda step: {"loss": max(2.0, 5.0 - step / 500)}, ["no_improvement"]),
     (lambda step: {"loss": max(1e-3, 5.0 - step / 100), "epoch": step / 20}, []),
@@ -135,8 +134,8 @@ def test_lines_become_alerts(training: WatchedHome, values: Values, expected: li
 
 
 def test_a_profile_changes_its_own_rules(training: WatchedHome) -> None:
-    own = {"gradient_norm": {"above": 100}, "lr_off_schedule": {"schedule": "constant"}}
-    training.connection.execute("UPDATE runs SET spec = json_set(spec, '$.alerts', json(?))", (json.dumps(own),))
+    rules = {"gradient_norm": {"above": 100}, "lr_off_schedule": {"schedule": "constant"}}
+    training.connection.execute("UPDATE runs SET spec = json_set(spec, '$.alerts', json(?))", (json.dumps(rules),))
     for step in range(100):
         training.write(step, grad_norm=50.0, lr=0.002)
         training.go_on(1, COOL)

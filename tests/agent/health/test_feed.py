@@ -56,8 +56,8 @@ def test_an_event_announces_what_begins_unless_it_has_numbers(connection: sqlite
 def test_only_what_is_new_is_looked_at(connection: sqlite3.Connection) -> None:
     write(connection, 2, {"step": 1, "loss": 1.0}, {"step": 1, "event": "checkpoint"})
     lines, cursor = newest_lines(connection, "r", {}, 100)
-    found = [(line.step, line.event, dict(line.values)) for line in lines]
-    assert found == [(1, None, {"loss": 1.0}), (1, "checkpoint", {})]
+    contents = [(line.step, line.event, dict(line.values)) for line in lines]
+    assert contents == [(1, None, {"loss": 1.0}), (1, "checkpoint", {})]
     assert [line.announces for line in lines] == [False, True]
     assert newest_lines(connection, "r", cursor, 100) == ([], cursor)
     write(connection, 2, {"step": 2, "loss": 2.0}, {"step": 3, "loss": 3.0}, {"step": 4, "loss": "Infinity"})

@@ -57,9 +57,10 @@ def test_everything_is_there_and_no_secret(workspace: Workspace, connection: sql
         assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600)
     assert not [name for name, text in files.items() if TOKEN in text or "hush-hush" in text]
     assert mentions(files["README.txt"], "rank 1", "GPU memory")
-    told, found = json.loads(files["decision.json"]), json.loads(files["evidence.json"])
-    assert told["incident"]["kind"] == "cuda_oom" and told["decision"]["params"]["batch_size"] == 12
-    assert found["exit"]["code"] == 1 and "tails" not in found
+    decision = json.loads(files["decision.json"])
+    recorded_evidence = json.loads(files["evidence.json"])
+    assert decision["incident"]["kind"] == "cuda_oom" and decision["decision"]["params"]["batch_size"] == 12
+    assert recorded_evidence["exit"]["code"] == 1 and "tails" not in recorded_evidence
     log = files["logs/rank1-stderr.txt"]
     assert len(log) <= LOG_CHARACTERS and log.endswith("logged in with [redacted]\n")
     rows = list(csv.DictReader(files["gpus.csv"].splitlines()))

@@ -30,7 +30,8 @@ from tests.conftest import wait_until
 from tests.homes import GIB, SPEC, add_gpu, add_line, add_source
 from tests.tables import table
 
-STANDARD, OFF = POLICIES["standard"], POLICIES["off"]
+STANDARD = POLICIES["standard"]
+OFF = POLICIES["off"]
 BAD = [{"step": step, "loss": "NaN"} for step in range(9)]
 JUMP = [{"step": step, "loss": 1.0 + step % 3 / 100} for step in range(99)] + [
     {"step": step, "loss": 9.0} for step in range(99, 140)
@@ -95,6 +96,16 @@ def home(workspace: Workspace) -> Iterator[MonitoredHome]:
         yield home
 
 
+def replace_attempt(live: LiveAttempt, number: int) -> LiveAttempt:
+    """A later attempt of the same run, not watched yet."""
+    return LiveAttempt(replace(live.record, number=number), live.executor, resolved=live.resolved)
+
+
+def gpu_sample(gigabytes: int | None) -> GpuSample:
+    used = None if gigabytes is None else gigabytes * GIB
+    return GpuSample("GPU-a", memory_used_bytes=used, utilization_percent=50.0)
+
+
 @pytest.mark.parametrize(("lines", "policy", "observed", "requested"), [
     (BAD, STANDARD, [("nan_loss", 0, 1)], [True]), (BAD, OFF, [("nan_loss", 0, 0)], []),
     (JUMP, STANDARD, [("loss_spike", 99, 0)], []),
@@ -141,11 +152,6 @@ def test_an_attempt_is_not_ended_for_what_was_asked_about_the_one_before(home: M
     assert (home.asked, home.observed()) == ([], [])
 
 
-def replace_attempt(live: LiveAttempt, number: int) -> LiveAttempt:
-    """A later attempt of the same run, not watched yet."""
-    return LiveAttempt(replace(live.record, number=number), live.executor, resolved=live.resolved)
-
-
 @table("events, said", [
     ([], 0), ([("lost", None)], 1), ([("xid", 79)], 1), ([("xid", 31)], 0), ([("lost", None), ("returned", None)], 0),
 ])  # fmt: skip
@@ -163,12 +169,13 @@ def test_an_attempt_that_waits_for_a_lost_gpu_is_ended(
     for looks in range(18):
         home.look()
         assert looks >= 9 or not home.asked, "not yet for 20 s"
-    told = home.rows("SELECT message FROM events WHERE kind = 'gpu_unresponsive'")
-    assert (len(told), home.asked) == (said, [True] * said)
+    messages = home.rows("SELECT message FROM events WHERE kind = 'gpu_unresponsive'")
+    assert (len(messages), home.asked) == (said, [True] * said)
 
 
 def test_events_and_counters_of_gpus_tell_only_what_came_meanwhile(connection: sqlite3.Connection) -> None:
-    a, b = add_gpu(connection, "GPU-a"), add_gpu(connection, "GPU-b")
+    a = add_gpu(connection, "GPU-a")
+    b = add_gpu(connection, "GPU-b")
     slow = [(10, a, 7, False), (20, a, 7, False), (30, a, None, None), (40, a, 9, True), (50, a, 9, True),
             (10, b, 3, True), (20, b, 0, True)]  # fmt: skip
     connection.executemany(
@@ -182,15 +189,10 @@ def test_events_and_counters_of_gpus_tell_only_what_came_meanwhile(connection: s
         *events, Sighting(40, "GPU-a", "ecc", 2), Sighting(40, "GPU-a", "remap"),
     ]  # fmt: skip
     assert sightings(connection, ["GPU-a"], 45, 100) == []
-    # The last reading before the begin is what the first one after it is compared with.
+    # The first reading of the interval is compared with the last one before it.
     first = [Sighting(40, "GPU-a", "ecc", 2), Sighting(40, "GPU-a", "remap")]
     assert sightings(connection, ["GPU-a"], 35, 100) == first
     assert sightings(connection, ["GPU-a"], 38, 100) == []
-
-
-def gpu_sample(gigabytes: int | None) -> GpuSample:
-    used = None if gigabytes is None else gigabytes * GIB
-    return GpuSample("GPU-a", memory_used_bytes=used, utilization_percent=50.0)
 
 
 def test_memory_of_the_last_seconds_counts_even_if_it_is_free_again(home: MonitoredHome) -> None:

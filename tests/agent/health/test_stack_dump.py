@@ -18,6 +18,14 @@ from tests.conftest import wait_until
 
 SECRET = "correct-horse"
 
+# Waits for its peer and, as a rank in a collective does, ends with another stack once that is gone.
+WAITS = """
+import os, sys
+os.write(1, b".")
+os.read(int(sys.argv[1]), 1)
+os.write(2, b"the peer is gone")
+"""
+
 
 @pytest.fixture
 def hung() -> Iterator[ProcessIdentity]:
@@ -25,9 +33,9 @@ def hung() -> Iterator[ProcessIdentity]:
         # Popen returns in the middle of execve(2): for a moment the program has no command line yet.
         command = Path(f"/proc/{process.pid}/cmdline")
         wait_until(lambda: SECRET.encode() in command.read_bytes(), what="the program")
-        found = identify(process.pid)
-        assert found is not None
-        yield found
+        identity = identify(process.pid)
+        assert identity is not None
+        yield identity
         process.kill()
 
 
@@ -57,35 +65,28 @@ def test_the_rank_that_the_others_wait_for_is_named_from_the_stacks_in_the_logs(
     processes = []
     for rank, process in enumerate(ranks):
         assert process.stdout is not None and process.stdout.readline()
-        found = identify(process.pid)
-        assert found is not None
-        processes.append(AttemptProcess(found, rank, 2))
-    named = dump_stacks(processes, tmp_path / "attempt", tmp_path / "incidents" / "1", Redactor([]))
-    assert named is not None and named[0] == 1 and "data.py:4 in load" in named[1]
+        identity = identify(process.pid)
+        assert identity is not None
+        processes.append(AttemptProcess(identity, rank, 2))
+    dumped = dump_stacks(processes, tmp_path / "attempt", tmp_path / "incidents" / "1", Redactor([]))
+    assert dumped is not None and dumped[0] == 1 and "data.py:4 in load" in dumped[1]
     assert [process.wait() for process in ranks] == [-6, -6]
     for process in ranks:
         process.stdout.close()  # type: ignore[union-attr]
 
 
-# Waits for its peer, and leaves with other words where that is gone, as a rank in a collective does.
-WAITS = """
-import os, sys
-os.write(1, b".")
-os.read(int(sys.argv[1]), 1)
-os.write(2, b"the peer is gone")
-"""
-
-
 def test_no_rank_sees_another_end_before_it_has_written_its_stack() -> None:
-    ranks, pipes = [], [os.pipe() for _ in range(8)]
+    ranks = []
+    pipes = [os.pipe() for _ in range(8)]
     for number, (reader, _) in enumerate(pipes):
-        own = pipes[number - 1][1]  # its end is seen by the rank before it
+        # When this rank ends, the rank before it reads the end of the pipe.
+        write_end = pipes[number - 1][1]
         ranks.append(
             subprocess.Popen(
                 [sys.executable, "-X", "faulthandler", "-c", WAITS, str(reader)],
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                pass_fds=(reader, own),
+                pass_fds=(reader, write_end),
             )
         )
     for reader, writer in pipes:

@@ -29,7 +29,8 @@ class CheckpointHome(Home):
 
     def __init__(self, workspace: Workspace, pattern: str = "*") -> None:
         super().__init__(workspace, BEGIN)
-        self.saved, self.shift = 0, 0.0
+        self.saved = 0
+        self.shift = 0.0
         self.folder = workspace.run_dir("a-1") / "checkpoints"
         self.folder.mkdir(parents=True)
         self.services = self.context()
@@ -41,7 +42,7 @@ class CheckpointHome(Home):
         add_run(self.connection, spec=spec, now=self.now)
         add_source(self.connection)
 
-    def own(self, number: int) -> Path:
+    def attempt_folder(self, number: int) -> Path:
         folder = self.workspace.run_dir("a-1") / "attempts" / str(number)
         folder.mkdir(parents=True, exist_ok=True)
         return folder
@@ -54,7 +55,9 @@ class CheckpointHome(Home):
             repository.set_next_attempt(connection, "a-1", params={}, resume_from=path, not_before=None)
             launch = Launch(("x",), {}, "/", 1.0)
             repository.insert_attempt(connection, self.run_of(), number=number, gpus=(), launch=launch, now=self.now)
-            checkpoint_survey.attempt_begins(connection, self.run_of(), number, self.folder, self.own(number))
+            checkpoint_survey.attempt_begins(
+                connection, self.run_of(), number, self.folder, self.attempt_folder(number)
+            )
             add_boundary(connection, number)
 
     def step(self, *steps: int, nan_from: int = 1 << 60, is_timed: bool = True) -> None:
@@ -75,18 +78,18 @@ class CheckpointHome(Home):
         return path
 
     def search(self, ended: bool = False) -> CheckpointSearch:
-        found = search_now(self.services, self.run_of(), self.now if ended else None)
-        assert found is not None
-        return found
+        search = search_now(self.services, self.run_of(), self.now if ended else None)
+        assert search is not None
+        return search
 
     def scan(self) -> list[str]:
         """Scan the folder; the names that may be resumed from, the best first."""
         search = self.search()
-        seen = scan(search, self.now)
+        survey = scan(search, self.now)
         with transaction(self.connection) as connection:
             if search.writer is not None:
                 checkpoints.note_scan(connection, "a-1", search.writer, str(self.folder), self.now)
-            checkpoint_survey.write_ledger(connection, search, seen.rows)
+            checkpoint_survey.write_ledger(connection, search, survey.rows)
         return self.usable()
 
     def end(self, kind: str | None = "killed") -> list[str]:
@@ -97,7 +100,9 @@ class CheckpointHome(Home):
         rows = ledger.attempt_ended(surveyed(search, lambda: self.now), search.attempts, number, kind)
         with transaction(self.connection) as connection:
             repository.end_attempt(connection, "a-1", number, state="failed", ended_at=self.now, exit_record={})
-            checkpoint_survey.attempt_ended(connection, search, rows, self.own(number), is_seen=True, now=self.now)
+            checkpoint_survey.attempt_ended(
+                connection, search, rows, self.attempt_folder(number), is_seen=True, now=self.now
+            )
         return self.usable()
 
     def usable(self) -> list[str]:
@@ -107,7 +112,7 @@ class CheckpointHome(Home):
     def ledger(self) -> dict[str, CheckpointRow]:
         return {row.name: row for row in checkpoints.of_run(self.connection, "a-1")}
 
-    def taken(self) -> list[str]:
+    def resumable_by_person(self) -> list[str]:
         return [info.path.name for info in for_person(self.search(), None, wall=lambda: self.now).usable]
 
 

@@ -39,16 +39,16 @@ def main(folder: Path) -> None:
         with (folder / "submitted").open("a") as file:
             file.write("once\n")
     boot = f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()}/{Path('/proc/self/ns/pid').stat().st_ino}"
-    own = {"shim_pid": os.getpid(), "shim_start_ticks": start_ticks(os.getpid())}
+    shim_fields = {"shim_pid": os.getpid(), "shim_start_ticks": start_ticks(os.getpid())}
     job = json.loads((folder / "handle.json").read_text())["job"]
-    write(folder / "started.json", {**own, "boot_id": boot, "at": None})
+    write(folder / "started.json", {**shim_fields, "boot_id": boot, "at": None})
     state = ""
     while not (folder / "far-ended").exists():
         reported = (folder / "far-state").read_text().strip() if (folder / "far-state").exists() else "running"
         if reported != state:
             state = reported
             if state == "running":
-                write(folder / "started.json", {**own, "boot_id": boot, "at": began})
+                write(folder / "started.json", {**shim_fields, "boot_id": boot, "at": began})
             report = {"job": job, "state": state, "reason": "Priority" if state == "pending" else None}
             write(folder / "placement.json", {**report, "nodes": ["node1"], "contact_at": time.time()})
         time.sleep(0.02)

@@ -34,6 +34,9 @@ from tests.texts import mentions
 RECOVERED = (RunState.STARTING, RunState.RECOVERING, RunState.QUEUED)
 UUIDS = ("GPU-0", "GPU-1", "GPU-2", "GPU-3")
 
+DESKTOP = GpuProcess(7, 10 * GIB, kind="G")
+"""What somebody else's desktop holds on a GPU that runs may have."""
+
 
 class WaitingHome(Home):
     """A home with a run of four GPUs that goes on after an incident, and what becomes of it."""
@@ -127,8 +130,8 @@ def test_no_attempt_starts_beside_one_that_lives_although_the_database_does_not_
 def test_the_views_know_which_gpus_another_home_holds(home: WaitingHome, connection: sqlite3.Connection) -> None:
     home.see(*UUIDS)
     home.recorder.flush()
-    taken = home.admission.locks.take(["GPU-1", "GPU-2"])
-    note_holder(taken.descriptors[0], "vit-1", "the home /data/home")
+    locks = home.admission.locks.take(["GPU-1", "GPU-2"])
+    note_holder(locks.descriptors[0], "vit-1", "the home /data/home")
 
     def held() -> dict[str, str | None]:
         home.admission.note_locks()
@@ -137,14 +140,14 @@ def test_the_views_know_which_gpus_another_home_holds(home: WaitingHome, connect
     first = held()
     assert mentions(first.pop("GPU-1"), "vit-1 of the home /data/home")
     assert first == {"GPU-0": None, "GPU-2": UNKNOWN_HOLDER, "GPU-3": None}
-    taken.close()
+    locks.close()
     assert set(held().values()) == {None}
 
 
 def test_of_runs_that_wait_for_a_gpu_of_each_other_the_first_starts(
     home: WaitingHome, connection: sqlite3.Connection
 ) -> None:
-    for run_id, held in (("a-1", ("GPU-0", "GPU-2")), ("b-1", ("GPU-1", "GPU-3"))):
+    for run_id, uuids in (("a-1", ("GPU-0", "GPU-2")), ("b-1", ("GPU-1", "GPU-3"))):
         spec = replace(spec_of(home.run_of()), gpus=GpuRequest(2), nproc=2)
         if run_id == "b-1":
             add_run(connection, run_id, *RECOVERED, spec=spec, workspace=home.workspace)
@@ -152,7 +155,7 @@ def test_of_runs_that_wait_for_a_gpu_of_each_other_the_first_starts(
             repository.release_leases(connection, run_id)
             repository.set_next_attempt(connection, run_id, params=spec.params, resume_from=None, not_before=NOW)
             repository.set_gpu_count(connection, run_id, 2)
-            repository.take_leases(connection, run_id, held, NOW)
+            repository.take_leases(connection, run_id, uuids, NOW)
     home.see(*UUIDS[:2])
     for seconds in (0, MISSING_SECONDS, 1):
         assert home.started == []
@@ -160,10 +163,6 @@ def test_of_runs_that_wait_for_a_gpu_of_each_other_the_first_starts(
     (attempt,) = home.started
     assert attempt.run_id == "a-1" and attempt.gpus == UUIDS[:2]
     assert connection.execute("SELECT count(*) FROM events WHERE kind = 'gpus_replaced'").fetchone() == (2,)
-
-
-DESKTOP = GpuProcess(7, 10 * GIB, kind="G")
-"""What somebody else's desktop holds on a GPU that runs may have."""
 
 
 @pytest.mark.parametrize(
@@ -194,5 +193,5 @@ def test_a_trial_joins_another_where_both_fit_beside_what_others_hold(
     home.recorder.processes = {"GPU-0": processes}
     home.turn()
     assert [record.run_id for record in home.started][1:] == (["c-1"] if joins else [])
-    held = repository.leases(connection)["GPU-0"]
-    assert held[:2] == ((("b-1", "c-1") if joins else ("b-1",)), "s")
+    lease = repository.leases(connection)["GPU-0"]
+    assert lease[:2] == ((("b-1", "c-1") if joins else ("b-1",)), "s")

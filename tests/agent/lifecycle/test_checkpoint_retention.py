@@ -28,6 +28,8 @@ from tests.homes import add_line, add_run
 GOES_ON = {"policy": "restart-only"}
 """A policy that goes over no checkpoint."""
 
+ACTIONS = ["save"] * 4 + ["damaged"] * 2 + ["nan"] * 2 + ["prune"] * 3 + ["fail", "back", "again"]
+
 
 class KeptHome(CheckpointHome):
     """A home whose run keeps some of its checkpoints."""
@@ -35,8 +37,8 @@ class KeptHome(CheckpointHome):
     def keeps(self, keep: int | None, best: str | None = None, recovery: dict[str, object] = GOES_ON) -> None:
         spec = spec_of(self.run_of())
         assert spec.checkpoints is not None
-        kept = replace(spec, checkpoints=replace(spec.checkpoints, keep=keep, keep_best=best), recovery=recovery)
-        self.connection.execute("UPDATE runs SET spec = ?", (json.dumps(kept.to_json()),))
+        changed = replace(spec, checkpoints=replace(spec.checkpoints, keep=keep, keep_best=best), recovery=recovery)
+        self.connection.execute("UPDATE runs SET spec = ?", (json.dumps(changed.to_json()),))
         self.retention = CheckpointRetention(self.services)
 
     def begin_from(self, number: int, path: str | None) -> None:
@@ -82,6 +84,51 @@ def home(workspace: Workspace) -> Iterator[KeptHome]:
         yield home
 
 
+def lineage(folder: Path, actions: list[str], *, keeps: int | None, rollback: int) -> list[list[str]]:
+    """What could be resumed from at the end of each attempt, the best first, as many as a decision may
+    want: the ladder goes back once, and again only after a save."""
+    workspace = locate(folder, {})
+    workspace.create()
+    home = KeptHome(workspace)
+    # Nothing of this store needs to survive a crash.
+    home.connection.execute("PRAGMA synchronous = OFF")
+    ladders = {"nan_loss": [{"rollback": rollback}]}
+    home.keeps(keeps, recovery={"policy": "restart-only", "ladders": ladders})
+    number = 1
+    step = 0
+    left_to_go_back = rollback
+    home.begin_from(number, None)
+    home.connection.execute("UPDATE runs SET state = 'running'")
+    choices = []
+    for action in [*actions, "fail"]:
+        if action in ("save", "damaged", "nan"):
+            step += 10
+            left_to_go_back = rollback
+            home.step(*range(step - 9, step + 1), nan_from=0 if action == "nan" else 1 << 60)
+            home.save(f"step_{step}.pt", b"PK\x03\x04 cut short" if action == "damaged" else None)
+            home.now += 5.0
+            home.scan()
+        elif action == "prune":
+            home.prune()
+        else:
+            home.end("nan_loss" if action == "back" else "killed")
+            search = home.search()
+            usable = choose(search.rows, search.attempts, 1 + rollback, folder=search.folder).usable
+            choices.append([info.path.name for info in usable[: 1 + left_to_go_back]])
+            back = left_to_go_back if action == "back" else 0
+            left_to_go_back -= back
+            base = None if action == "again" or len(usable) <= back else usable[back]
+            if base is not None and back:
+                rows = ledger.rolled_back(search.rows, str(base.path), "was left by a rollback")
+                checkpoints.save(home.connection, "a-1", search.rows, rows)
+            number += 1
+            home.begin_from(number, None if base is None else str(base.path))
+            home.connection.execute("UPDATE runs SET state = 'running'")
+            step = 0 if base is None else int(PurePath(base.path).stem.split("_")[1])
+    home.connection.close()
+    return choices
+
+
 def test_the_newest_stay_and_one_that_may_be_incomplete(home: KeptHome) -> None:
     home.saves(10, 20, 30, 40)
     home.prune()
@@ -91,8 +138,8 @@ def test_the_newest_stay_and_one_that_may_be_incomplete(home: KeptHome) -> None:
     assert home.files() == ["step_30.pt", "step_40.pt"], "the last one counts when it is over"
     kinds = [event.kind for event in read_events(home.connection, "a-1")]
     assert kinds == ["checkpoints_pruned"], "said once"
-    left = [PurePath(row.path).name for row in checkpoints.of_run(home.connection, "a-1")]
-    assert left == ["step_30.pt", "step_40.pt"], "the ledger knows"
+    names = [PurePath(row.path).name for row in checkpoints.of_run(home.connection, "a-1")]
+    assert names == ["step_30.pt", "step_40.pt"], "the ledger knows"
 
 
 def test_nothing_is_removed_without_the_key(home: KeptHome) -> None:
@@ -170,53 +217,8 @@ def test_files_of_others_stay(home: KeptHome) -> None:
 
 # --- any history ------------------------------------------------------------------------------------------------------
 
-ACTIONS = ["save"] * 4 + ["damaged"] * 2 + ["nan"] * 2 + ["prune"] * 3 + ["fail", "back", "again"]
 
-
-def lineage(folder: Path, actions: list[str], *, keeps: int | None, rollback: int) -> list[list[str]]:
-    """What could be resumed from at the end of each attempt, the best first, as many as a decision may
-    want: the ladder goes back once, and again only after a save."""
-    workspace = locate(folder, {})
-    workspace.create()
-    home = KeptHome(workspace)
-    # Nothing here outlives its process.
-    home.connection.execute("PRAGMA synchronous = OFF")
-    ladders = {"nan_loss": [{"rollback": rollback}]}
-    home.keeps(keeps, recovery={"policy": "restart-only", "ladders": ladders})
-    number, step, left_to_go_back = 1, 0, rollback
-    home.begin_from(number, None)
-    home.connection.execute("UPDATE runs SET state = 'running'")
-    choices = []
-    for action in [*actions, "fail"]:
-        if action in ("save", "damaged", "nan"):
-            step += 10
-            left_to_go_back = rollback
-            home.step(*range(step - 9, step + 1), nan_from=0 if action == "nan" else 1 << 60)
-            home.save(f"step_{step}.pt", b"PK\x03\x04 cut short" if action == "damaged" else None)
-            home.now += 5.0
-            home.scan()
-        elif action == "prune":
-            home.prune()
-        else:
-            home.end("nan_loss" if action == "back" else "killed")
-            search = home.search()
-            usable = choose(search.rows, search.attempts, 1 + rollback, folder=search.folder).usable
-            choices.append([info.path.name for info in usable[: 1 + left_to_go_back]])
-            back = left_to_go_back if action == "back" else 0
-            left_to_go_back -= back
-            base = None if action == "again" or len(usable) <= back else usable[back]
-            if base is not None and back:
-                rows = ledger.rolled_back(search.rows, str(base.path), "was left by a rollback")
-                checkpoints.save(home.connection, "a-1", search.rows, rows)
-            number += 1
-            home.begin_from(number, None if base is None else str(base.path))
-            home.connection.execute("UPDATE runs SET state = 'running'")
-            step = 0 if base is None else int(PurePath(base.path).stem.split("_")[1])
-    home.connection.close()
-    return choices
-
-
-# Three hundred histories write and sync files for two minutes on a quiet disk.
+# Three hundred histories take two minutes, most of it for syncing files.
 @pytest.mark.timeout(900)
 @given(st.lists(st.sampled_from(ACTIONS), min_size=6, max_size=30), st.integers(1, 3), st.integers(1, 2))
 @example([*["save"] * 3, *["damaged"] * 3, "prune"], 1, 1)

@@ -44,15 +44,27 @@ FALSE_CLOCKS = [0.0, 3600.0, -7200.0]
 
 
 def another(workspace: Workspace, name: str) -> Workspace:
-    made = locate(workspace.state.parent / name, {})
-    made.create()
-    return made
+    second_workspace = locate(workspace.state.parent / name, {})
+    second_workspace.create()
+    return second_workspace
 
 
 @pytest.fixture
 def home(workspace: Workspace) -> Iterator[CheckpointHome]:
     with closing(CheckpointHome(workspace)) as home:
         yield home
+
+
+def chosen(home: CheckpointHome, name: str) -> None:
+    with transaction(home.connection) as connection:
+        repository.set_next_attempt(connection, "a-1", params={}, resume_from=str(home.folder / name), not_before=None)
+
+
+def is_decided(home: CheckpointHome) -> bool:
+    """Return whether it may start, once its folder was looked into."""
+    assert not check_before_start(home.services, home.run_of())
+    wait_until(lambda: not home.services.jobs.is_busy, what="the look")
+    return check_before_start(home.services, home.run_of())
 
 
 # --- looks ------------------------------------------------------------------------------------------------------------
@@ -74,7 +86,7 @@ def test_what_appears_is_of_the_attempt_and_its_step_of_the_metrics_whatever_its
     assert {name: (row.origin, row.step) for name, row in rows.items()} == {
         "theirs.pt": ("foreign", None), "last.pt": ("run", 8), "step_8.pt": ("run", 8), "step_5000.pt": ("run", 8),
     }  # fmt: skip
-    # A clock that is set right makes nothing older.
+    # That the clock is set right makes no file older than another.
     home.shift = 0.0
     home.step(9, 10)
     home.save("step_10.pt")
@@ -90,7 +102,7 @@ def test_an_agent_that_was_away_finds_what_was_saved_between_its_looks(home: Che
     assert [row.step for row in home.ledger().values()] == [10, 20, 30]
     home.save("model_40.pt")
     home.scan()
-    assert home.taken() == ["model_30.pt"] and home.ledger()["model_40.pt"].origin == "foreign"
+    assert home.resumable_by_person() == ["model_30.pt"] and home.ledger()["model_40.pt"].origin == "foreign"
 
 
 def test_a_copy_of_an_older_one_is_not_the_newest_and_what_was_copied_away_is_found(home: CheckpointHome) -> None:
@@ -108,7 +120,7 @@ def test_a_copy_of_an_older_one_is_not_the_newest_and_what_was_copied_away_is_fo
     shutil.copytree(home.folder, home.folder.with_name("away"))
     shutil.rmtree(home.folder)
     home.folder.with_name("away").rename(home.folder)
-    assert decided(home) and home.taken() == ["step_40.pt"]
+    assert is_decided(home) and home.resumable_by_person() == ["step_40.pt"]
 
 
 @table(("kind", "every"), [(kind, every) for kind in (None, "killed", "user_exception") for every in (1, 10)])
@@ -208,7 +220,7 @@ def test_a_first_checkpoint_that_was_cut_short_means_the_beginning(
     ("step_20.json", 20, 0.2, False, True), ("model_20.ubj", 20, 0.2, False, True), ("last.bin", 20, 0.2, True, True),
     # A line without a time may have been written before it was read.
     ("last.bin", 20, 0.2, False, False), ("last.bin", 20, 1.5, False, True),
-    # Nothing came after it.
+    # No line came after the save.
     ("step_20.json", 20, None, True, False), ("step_21.json", 21, 0.2, False, False), ("a.bin", 20, 0.01, True, False),
 ])  # fmt: skip
 def test_a_save_in_a_format_that_cannot_be_checked_is_whole_if_its_attempt_went_on(
@@ -235,7 +247,8 @@ def test_a_save_in_a_format_that_cannot_be_checked_is_whole_if_its_attempt_went_
 def test_two_homes_in_one_folder_are_told_apart_and_stopped(tmp_path: Path) -> None:
     shared = tmp_path / "shared"
     shared.mkdir()
-    searches, homes = [], []
+    searches = []
+    homes = []
     for name in ("one", "two"):
         workspace = locate(tmp_path / name, {})
         workspace.create()
@@ -269,8 +282,8 @@ def test_only_what_is_older_by_the_ledger_is_pruned(home: CheckpointHome) -> Non
         home.scan()
     home.end()
     assert prune(home.search(), Keep(9)).removed == ()
-    kept = str(home.folder / names[0])
-    removed = prune(home.search(), Keep(2, [kept])).removed
+    base = str(home.folder / names[0])
+    removed = prune(home.search(), Keep(2, [base])).removed
     assert [PurePath(path).name for path in removed] == ["epoch=2-val_loss=0.90.pt"] and theirs.exists()
 
 
@@ -285,8 +298,8 @@ def test_the_files_of_all_ranks_are_pruned_together(home: CheckpointHome) -> Non
         home.scan()
     home.end()
     prune(home.search(), Keep(1, [str(home.folder / "step_10_rank1.pt")]))
-    left = [f"step_{step}_rank{rank}.pt" for step in (10, 30, 40) for rank in range(3)]
-    assert sorted(path.name for path in home.folder.iterdir()) == left
+    expected = [f"step_{step}_rank{rank}.pt" for step in (10, 30, 40) for rank in range(3)]
+    assert sorted(path.name for path in home.folder.iterdir()) == expected
 
 
 def test_a_save_that_names_its_own_parts_is_pruned_with_them(home: CheckpointHome) -> None:
@@ -295,7 +308,7 @@ def test_a_save_that_names_its_own_parts_is_pruned_with_them(home: CheckpointHom
         home.step(step)
         names = [f"step_{step}.pt", f"step_{step}_optimizer.pt"]
         hashes = [sha256(home.save(name).read_bytes()).hexdigest() for name in names]
-        lines = (f"{known}  {name}\n" for known, name in zip(hashes, names, strict=True))
+        lines = (f"{digest}  {name}\n" for digest, name in zip(hashes, names, strict=True))
         (home.folder / f"{names[0]}.sha256").write_text("".join(lines))
         home.scan()
     home.end()
@@ -348,7 +361,7 @@ def test_the_far_side_hears_whose_checkpoints_it_may_take(home: CheckpointHome) 
     home.incident("a-1", 3, "user_exception", "")
     nan, cut = elsewhere()
     assert (nan["attempt"], nan["failed"]) == (2, False) and begun_at + 30 < nan["until"] < begun_at + 40
-    # What was fetched together may be as old as the pause before.
+    # A line that was fetched with others may be as old as the pause before.
     assert elsewhere(poll=30)[0]["until"] == nan["until"] - 25
     assert cut == {"attempt": 3, "until": None, "failed": True, "base": None}
 
@@ -391,12 +404,13 @@ def test_the_beginning_is_not_taken_for_checkpoints_whose_folder_went_away(
         attempt=attempt_of(home.connection, 1), exit_record={"code": 1}, survivors=(), rebooted=False,
         ended_at=home.now, checkpoints=home.search(ended=True),
     )  # fmt: skip
-    after_failure, by_hand = examine(task).checkpoints, for_person(home.search(), None)
+    after_failure = examine(task).checkpoints
+    by_hand = for_person(home.search(), None)
     assert after_failure is not None and after_failure.usable == by_hand.usable == ()
     assert (after_failure.unreadable is not None) is (by_hand.unreadable is not None) is is_away
     home.folder.mkdir(exist_ok=True)
     shutil.copyfile(away, home.folder / "step_10.pt")
-    assert home.taken() == ["step_10.pt"]
+    assert home.resumable_by_person() == ["step_10.pt"]
 
 
 def test_an_attempt_waits_for_the_folder_of_its_checkpoint_to_come_back(home: CheckpointHome, tmp_path: Path) -> None:
@@ -406,25 +420,13 @@ def test_an_attempt_waits_for_the_folder_of_its_checkpoint_to_come_back(home: Ch
     home.end()
     chosen(home, "step_10.pt")
     away = (home.folder / "step_10.pt").rename(tmp_path / "step_10.pt")
-    assert not decided(home)
+    assert not is_decided(home)
     assert home.run_of().state is RunState.QUEUED and "step_10.pt" in (home.run_of().waiting_for or "")
     away.rename(home.folder / "step_10.pt")
-    assert decided(home)
+    assert is_decided(home)
 
 
 # --- between the choice and the start ---------------------------------------------------------------------------------
-
-
-def chosen(home: CheckpointHome, name: str) -> None:
-    with transaction(home.connection) as connection:
-        repository.set_next_attempt(connection, "a-1", params={}, resume_from=str(home.folder / name), not_before=None)
-
-
-def decided(home: CheckpointHome) -> bool:
-    """Return whether it may start, once its folder was looked into."""
-    assert not check_before_start(home.services, home.run_of())
-    wait_until(lambda: not home.services.jobs.is_busy, what="the look")
-    return check_before_start(home.services, home.run_of())
 
 
 @pytest.mark.parametrize("remains", [True, False])
@@ -438,9 +440,9 @@ def test_one_that_another_wrote_again_meanwhile_is_not_begun_from(home: Checkpoi
     home.end()
     chosen(home, "last.pt")
     home.save("last.pt")
-    assert not decided(home)
+    assert not is_decided(home)
     if remains:
-        assert home.run_of().resume_from == str(home.folder / "step_10.pt") and decided(home)
+        assert home.run_of().resume_from == str(home.folder / "step_10.pt") and is_decided(home)
         (kind,) = home.connection.execute("SELECT kind FROM events ORDER BY event_id DESC").fetchone()
         assert kind == "checkpoint_replaced"
     else:
@@ -459,7 +461,7 @@ def test_the_ledger_is_read_back_with_what_was_struck_off(home: CheckpointHome) 
     home.connection.execute("DELETE FROM checkpoints")
     assert home.usable() == []
     checkpoint_survey.restore(home.connection, "a-1", home.workspace.run_dir("a-1"))
-    assert home.usable() == before == ["step_50.pt"] and home.taken() == ["step_50.pt"]
+    assert home.usable() == before == ["step_50.pt"] and home.resumable_by_person() == ["step_50.pt"]
 
 
 @pytest.mark.parametrize("lives", [True, False], ids=["trains", "over"])
@@ -505,7 +507,7 @@ def test_runs_of_one_folder_own_what_lies_beside_their_metrics(home: CheckpointH
         add_source(home.connection, run_id, f"{folder}/{path}", "csv")
     search = search_now(home.services, home.run_of())
     assert search is not None and search.metric_folders == (str(folder / "logs/version_1"),)
-    # Of a neighbour that writes no metrics, files may lie there too.
+    # A neighbour without metrics may have written into that folder as well.
     home.connection.execute("UPDATE metric_sources SET run_id = NULL WHERE run_id = 'b-1'")
     search = search_now(home.services, home.run_of())
     assert search is not None and search.metric_folders == ()

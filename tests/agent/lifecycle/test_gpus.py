@@ -26,12 +26,12 @@ from tests.homes import NOW, add_run
 from tests.texts import mentions
 
 
-def look(connection: sqlite3.Connection, workspace: Workspace, held: set[str]) -> dict[int, GpuAvailability]:
+def look(connection: sqlite3.Connection, workspace: Workspace, locked: set[str]) -> dict[int, GpuAvailability]:
     """Ten GPUs: well, in quarantine, lost, held, split, a stranger's, one not read, one full and one busy for
     no visible process, and one that is full for the run that leases it."""
     context = AgentContext.of(connection, workspace, wake=lambda: None, now=lambda: NOW)
     recorder = context.recorder
-    assert gpu_availability(context, held) is None
+    assert gpu_availability(context, locked) is None
     facts = [GpuFacts(f"GPU-{i}", i, "H200", memory_total_bytes=80 << 30, mig_mode=i == 4) for i in range(10)]
     used = {7: 70 << 30, 9: 70 << 30}
     samples = [
@@ -50,9 +50,9 @@ def look(connection: sqlite3.Connection, workspace: Workspace, held: set[str]) -
     recorder.take([Inventory(NOW, "nvml", "580.95", tuple(facts)), FastTick(NOW, tuple(samples))])
     desktop = [GpuProcess(pid, size << 20, "G", "root", "/usr/lib/Xorg") for pid, size in ((2, 780), (3, 1300))]
     recorder.take([ProcessTick(NOW, {"GPU-5": (stranger,), "GPU-0": (desktop[0],), "GPU-9": tuple(desktop)})])
-    found = gpu_availability(context, held)
-    assert found is not None
-    # What the views say is what the scheduler goes by.
+    available = gpu_availability(context, locked)
+    assert available is not None
+    # The screen and the scheduler must agree on which GPUs are available.
     connection.execute(
         "INSERT INTO agent (id, pid, start_ticks, boot_id, version, started_at, heartbeat_at) "
         "VALUES (1, 1, 1, 'boot', '0', ?, ?)",
@@ -61,17 +61,17 @@ def look(connection: sqlite3.Connection, workspace: Workspace, held: set[str]) -
     recorder.flush()
     situation = read_situation(connection, NOW)
     assert situation is not None
-    for seen, condition in zip(found, situation.conditions, strict=True):
-        if seen.index not in (3, 6):
-            assert replace(condition.availability(), total_bytes=seen.total_bytes) == seen
-    return {gpu.index: gpu for gpu in found}
+    for gpu, condition in zip(available, situation.conditions, strict=True):
+        if gpu.index not in (3, 6):
+            assert replace(condition.availability(), total_bytes=gpu.total_bytes) == gpu
+    return {gpu.index: gpu for gpu in available}
 
 
 def test_only_what_passes_by_itself_is_waited_for(workspace: Workspace, connection: sqlite3.Connection) -> None:
     quarantine_failed(connection, ["GPU-1"], "a-1", 1, reason="GPU memory error", now=NOW)
-    found = look(connection, workspace, {"GPU-3"})
-    assert [index for index, gpu in found.items() if gpu.is_settling] == [6]
-    words = [
+    gpus = look(connection, workspace, {"GPU-3"})
+    assert [index for index, gpu in gpus.items() if gpu.is_settling] == [6]
+    reasons = [
         None,
         "is in quarantine",
         "is lost",
@@ -80,12 +80,12 @@ def test_only_what_passes_by_itself_is_waited_for(workspace: Workspace, connecti
         "is used by process 1 of bob",
         "not been",
     ]
-    words += ["70 GiB", "computing", None]
-    for index, word in enumerate(words):
-        blocked_by = found[index].blocked_by
+    reasons += ["70 GiB", "computing", None]
+    for index, word in enumerate(reasons):
+        blocked_by = gpus[index].blocked_by
         assert blocked_by is None if word is None else word in (blocked_by or ""), index
-    assert [index for index, gpu in found.items() if gpu.out_of_service] == [1, 2, 4]
-    assert found[0].free_bytes == (80 << 30) - (600 << 20) and found[6].free_bytes is None
+    assert [index for index, gpu in gpus.items() if gpu.out_of_service] == [1, 2, 4]
+    assert gpus[0].free_bytes == (80 << 30) - (600 << 20) and gpus[6].free_bytes is None
 
 
 def test_the_gpus_of_this_home_are_chosen_by_its_file_and_a_mistake_changes_nothing(
@@ -111,7 +111,7 @@ def test_the_gpus_of_this_home_are_chosen_by_its_file_and_a_mistake_changes_noth
         assert unused(mistake) == {"GPU-2"}
     assert [event.kind for event in read_events(connection)] == ["used_gpus_unusable"] * 4
     assert unused("use: [0, 1, 9]") == {"GPU-2"} and mentions(read_events(connection)[-1].message, "gpus.yaml", "9")
-    # What the driver lists later is another user's, too, also for the agent that comes next.
+    # A GPU that appears later is unused as well, also under the next agent.
     used = UsedGpus(context)
     assert unused("use: [2]") == {"GPU-0", "GPU-1"}
     context.recorder.take([Inventory(NOW, "nvml", "580.95", (*facts, GpuFacts("GPU-3", 3, "H200")))])

@@ -29,8 +29,8 @@ def test_a_secret_that_is_a_word_of_the_message_does_not_change_the_verdict(tmp_
     )  # fmt: skip
     findings = examine(task)
     assert findings.incident.kind == "cuda_oom"
-    shown = repr(findings)
-    assert REDACTED in shown and secret not in shown and "hunter2" not in shown
+    text = repr(findings)
+    assert REDACTED in text and secret not in text and "hunter2" not in text
     assert any(REDACTED in line for line in findings.incident.evidence_lines)
 
 

@@ -44,7 +44,7 @@ def test_a_phase_ends_with_its_checkpoint(connection: sqlite3.Connection) -> Non
 def test_an_attempt_is_in_the_phase_of_the_checkpoint_that_it_began_from(connection: sqlite3.Connection) -> None:
     saved(connection, "step_20.pt", 1)
     second = attempt(connection, 2, "/c/step_10.pt")
-    # What another attempt wrote is of another lineage.
+    # Lines of another attempt belong to another lineage.
     assert next_phase(connection, SPEC, second) is None
     saved(connection, "step_25.pt", 2)
     assert next_phase(connection, SPEC, second) == (3, "/c/step_25.pt")

@@ -36,22 +36,23 @@ def write_run(workspace: Workspace, run_id: str, *attempts: dict[str, Any], exit
     folder.mkdir()
     write_spec(folder / SPEC_FILE, RunSpec("net", "python", ("t.py",), "/", "python", params={"lr": 0.5}))
     for number, attempt in enumerate(attempts, start=1):
-        own = folder / "attempts" / str(number)
-        own.mkdir(parents=True)
+        attempt_folder = folder / "attempts" / str(number)
+        attempt_folder.mkdir(parents=True)
         plan = {**PLAN, "run_id": run_id, "attempt": number, "created_at": NOW - 1000 + number, **attempt}
-        (own / "attempt.json").write_text(json.dumps(plan))
+        (attempt_folder / "attempt.json").write_text(json.dumps(plan))
         if number in exits:
-            (own / "exit.json").write_text(exits[number])
+            (attempt_folder / "exit.json").write_text(exits[number])
 
 
 def test_each_attempt_keeps_its_own_parameters(context: AgentContext, workspace: Workspace) -> None:
-    first, second = {"params": {"lr": 0.5}}, {"params": {"lr": 0.1}, "resume_from": "/ckpt/step-7"}
+    first = {"params": {"lr": 0.5}}
+    second = {"params": {"lr": 0.1}, "resume_from": "/ckpt/step-7"}
     write_run(workspace, "net-3", first, second, exits={1: '{"code": 1, "ended_at": 5.0}', 2: '{"code": 0}'})
     assert rebuild(context) == ["net-3"]
     attempts = read_attempts(context.connection, "net-3")
     assert [dict(attempt.params) for attempt in attempts] == [{"lr": 0.5}, {"lr": 0.1}]
     assert [attempt.resumed_from for attempt in attempts] == [None, "/ckpt/step-7"]
-    # Of an end without a time, the last change of its files tells; here they have none.
+    # An end without a time is dated by the last change of the attempt's files; here there are none.
     assert [attempt.ended_at for attempt in attempts] == [5.0, NOW - 998]
     run = find_run(context.connection, "net-3")
     assert (run.state, run.attempt, dict(run.params)) == (RunState.SUCCEEDED, 2, {"lr": 0.1})
@@ -121,22 +122,22 @@ def test_attempts_that_a_restored_database_does_not_know_are_those_of_the_disk(
     context.connection.execute("UPDATE attempts SET ended_at = NULL, state = 'running'")
     context.connection.execute("UPDATE runs SET state = ?", (row_state,))
     assert rebuild(context) == []
-    own = workspace.run_dir("net-1") / "attempts" / "2"
-    own.mkdir()
+    folder = workspace.run_dir("net-1") / "attempts" / "2"
+    folder.mkdir()
     plan = {**PLAN, "run_id": "net-1", "attempt": 2, "created_at": NOW - 500}
-    (own / "attempt.json").write_text(json.dumps(plan))
-    # An attempt that was prepared and never started is none.
+    (folder / "attempt.json").write_text(json.dumps(plan))
+    # An attempt that was prepared and never started does not count.
     assert rebuild(context) == []
-    (own / "started.json").write_text("{}")
+    (folder / "started.json").write_text("{}")
     if exit_record is not None:
-        (own / "exit.json").write_text(exit_record)
+        (folder / "exit.json").write_text(exit_record)
     assert rebuild(context) == ([] if exit_record is None else ["net-1"])
     run = find_run(context.connection, "net-1")
     assert (run.state, run.attempt) == (state, 2)
     ended = [attempt.ended_at for attempt in read_attempts(context.connection, "net-1")]
     assert ended == [5.0, None if exit_record is None else 9.0]
-    held = context.connection.execute("SELECT gpu_uuid FROM leases").fetchall()
-    assert held == ([("GPU-1",)] if exit_record is None else [])
+    leases = context.connection.execute("SELECT gpu_uuid FROM leases").fetchall()
+    assert leases == ([("GPU-1",)] if exit_record is None else [])
     assert rebuild(context) == []
 
 

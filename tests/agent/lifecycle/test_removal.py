@@ -55,19 +55,20 @@ def ask_to_remove(supervisor: Supervisor, run_id: str = "a-1") -> commands.Comma
 
 
 def removed_folders(workspace: Workspace) -> list[str]:
-    kept = workspace.state / "removed"
-    return sorted(entry.name for entry in kept.iterdir()) if kept.is_dir() else []
+    folder = workspace.state / "removed"
+    return sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else []
 
 
 def test_a_long_run_is_gone_at_once_and_its_lines_are_left_to_the_janitor(supervisor: Supervisor) -> None:
-    connection, janitor = supervisor.context.connection, supervisor.context.janitor
+    connection = supervisor.context.connection
+    janitor = supervisor.context.janitor
     long_run(supervisor)
     long_run(supervisor, "a-2", lines=500)
     answer = ask_to_remove(supervisor)
     assert answer is not None and answer.state == "done"
     assert get_run(connection, "a-1") is None
     assert not supervisor.context.workspace.run_dir("a-1").exists()
-    # Nothing of it is waited for, and all of it is still there.
+    # The command did not wait for the deletion: all lines are still there.
     assert count(connection, "metrics") == LINES + 500 and supervisor.is_busy()
     while janitor.work():
         assert supervisor.is_busy()

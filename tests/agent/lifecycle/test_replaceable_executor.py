@@ -78,13 +78,13 @@ class CourierHome(Home):
 @pytest.fixture
 def home(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Iterator[CourierHome]:
     monkeypatch.setitem(EXECUTORS, "runner", f"{__name__}:RemoteRunner")
-    made = CourierHome(workspace)
-    yield made
-    # Whatever happened, neither side of it stays.
-    made.folder.mkdir(parents=True, exist_ok=True)
-    (made.folder / "finish").touch()
-    wait_until(lambda: made.state() == "succeeded", what="the end")
-    made.close()
+    home = CourierHome(workspace)
+    yield home
+    # Also after a failed test, the processes of both sides must end.
+    home.folder.mkdir(parents=True, exist_ok=True)
+    (home.folder / "finish").touch()
+    wait_until(lambda: home.state() == "succeeded", what="the end")
+    home.close()
 
 
 def test_one_that_is_killed_finds_its_job_again(home: CourierHome) -> None:
@@ -115,9 +115,9 @@ def test_its_place_is_stored_and_shown_and_waiting_there_is_no_start(home: Couri
     assert heard is not None
     assert placement_words(run, heard + 1.0)[1] == "text"
     assert "(Priority)" in CliRunner().invoke(ps, obj=Session(home.workspace)).output
-    words, style = placement_words(run, heard + UNKNOWN_AFTER_SECONDS)
-    assert "unknown since" in words and style == "warn"
+    text, style = placement_words(run, heard + UNKNOWN_AFTER_SECONDS)
+    assert "unknown since" in text and style == "warn"
     (home.folder / "far-state").write_text("running")
     wait_until(lambda: home.placement() != placement and home.newest().started_at is not None, what="the start")
-    told = [event.key for event in read_events(home.connection, run_id="a-1") if event.kind == "placed"]
-    assert told == ["pending", "running"]
+    keys = [event.key for event in read_events(home.connection, run_id="a-1") if event.kind == "placed"]
+    assert keys == ["pending", "running"]

@@ -19,7 +19,8 @@ from gputui.runs.submission import SPEC_FILE, write_spec
 from tests.homes import add_run, open_store
 from tests.tables import table
 
-INHERITED, OWN = "inherited-secret", "of-the-run-alone"
+INHERITED = "inherited-secret"
+OWN = "of-the-run-alone"
 
 
 @pytest.fixture(autouse=True)

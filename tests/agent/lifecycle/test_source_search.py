@@ -17,7 +17,8 @@ LINES = '{"step": 1, "loss": 2}\n{"step": 2, "loss": 1}\n'
 
 def search(tmp_path: Path) -> FileSearch:
     """A search of attempt 1, whose working directory is ``work``."""
-    run_dir, work = tmp_path / "state/runs/a-1", tmp_path / "work"
+    run_dir = tmp_path / "state/runs/a-1"
+    work = tmp_path / "work"
     (run_dir / "attempts/1").mkdir(parents=True, exist_ok=True)
     work.mkdir(exist_ok=True)
     return FileSearch(run_dir, 1, work, tmp_path / "state", BEGUN_AT)
@@ -30,12 +31,13 @@ def write(path: Path, text: str, at: float) -> None:
     os.utime(path, (at, at))
 
 
-def paths(found: list[source_search.NewSource]) -> list[str]:
-    return [Path(new.source.path).name for new in found]
+def paths(sources: list[source_search.NewSource]) -> list[str]:
+    return [Path(new.source.path).name for new in sources]
 
 
 def test_files_of_the_attempt(tmp_path: Path) -> None:
-    looks, work = search(tmp_path), tmp_path / "work"
+    looks = search(tmp_path)
+    work = tmp_path / "work"
     write(work / "old.jsonl", LINES, BEGUN_AT - 9)
     write(work / "appended.jsonl", LINES, BEGUN_AT - 9)
     write(work / "half.jsonl", LINES[:9], BEGUN_AT + 1)
@@ -45,15 +47,15 @@ def test_files_of_the_attempt(tmp_path: Path) -> None:
     write(work / "appended.jsonl", LINES, BEGUN_AT + 2)
     write(work / "half.jsonl", LINES[9:], BEGUN_AT + 2)
     write(tmp_path / "state/runs/a-1/own.jsonl", LINES, BEGUN_AT + 2)
-    found = looks.look([])
-    assert sorted(paths(found)) == ["appended.jsonl", "half.jsonl", "new.jsonl", "own.jsonl"]
-    begins = {Path(new.source.path).name: new.begin for new in found}
+    sources = looks.look([])
+    assert sorted(paths(sources)) == ["appended.jsonl", "half.jsonl", "new.jsonl", "own.jsonl"]
+    begins = {Path(new.source.path).name: new.begin for new in sources}
     appended = begins["appended.jsonl"]
     assert begins["new.jsonl"] is None
     assert appended is not None
     assert appended.byte_offset == len(LINES)
     write(work / "out/new.jsonl", LINES, BEGUN_AT + 3)
-    assert looks.look([]) == found
+    assert looks.look([]) == sources
 
 
 def test_copies_that_gputui_writes_are_no_sources(tmp_path: Path) -> None:
@@ -69,7 +71,8 @@ def test_copies_that_gputui_writes_are_no_sources(tmp_path: Path) -> None:
 def test_a_file_that_the_attempt_writes_anew_is_its_own_from_the_start(tmp_path: Path) -> None:
     home = MetricsHome(tmp_path)
     home.begin()
-    looks, file = search(tmp_path), tmp_path / "work/log.jsonl"
+    looks = search(tmp_path)
+    file = tmp_path / "work/log.jsonl"
     write(file, LINES, BEGUN_AT - 9)
     looks.look([])
     again = LINES.replace("loss", "error") + '{"step": 3, "error": 1}\n'
@@ -84,15 +87,17 @@ def test_a_file_that_the_attempt_writes_anew_is_its_own_from_the_start(tmp_path:
 
 
 def test_event_files_alone_count_in_the_folders_of_a_profile(tmp_path: Path) -> None:
-    looks, run_dir = search(tmp_path), tmp_path / "state/runs/a-1"
-    looks.event_folders, looks.learns = [f"{tmp_path}/[[]x]/runs/*", str(run_dir / "tb")], False
+    looks = search(tmp_path)
+    run_dir = tmp_path / "state/runs/a-1"
+    looks.event_folders = [f"{tmp_path}/[[]x]/runs/*", str(run_dir / "tb")]
+    looks.learns = False
     event = "events.out.tfevents.1.host.1.0"
     places = ("[x]/runs/exp/" + event, "[x]/runs/exp/acc_val/" + event, "[x]/runs/" + event, "work/" + event)
     for place in (*places, "[x]/runs/exp/new.jsonl"):
         write(tmp_path / place, LINES, BEGUN_AT + 1)
     write(run_dir / "tb/sub" / event, LINES, BEGUN_AT + 1)
-    found = {new.source.path: new.source.reading.place for new in looks.look([])}
-    assert found.keys() == {*(str(tmp_path / place) for place in places[:2]), str(run_dir / "tb/sub" / event)}
+    place_of = {new.source.path: new.source.reading.place for new in looks.look([])}
+    assert place_of.keys() == {*(str(tmp_path / place) for place in places[:2]), str(run_dir / "tb/sub" / event)}
     write(tmp_path / "[x]/runs/exp" / "events.out.tfevents.2.host.1.1", LINES, BEGUN_AT + 2)
     assert paths(looks.look([]))[3:] == ["events.out.tfevents.2.host.1.1"]
 
@@ -113,8 +118,8 @@ def test_where_other_runs_write_too_only_open_files_count(
 ) -> None:
     looks = search(tmp_path)
     write(tmp_path / "work/log.jsonl", LINES, BEGUN_AT + 1)
-    held = {str(tmp_path / "work/log.jsonl")} if is_held else set()
-    monkeypatch.setattr(source_search, "held_files", lambda _: held)
+    open_files = {str(tmp_path / "work/log.jsonl")} if is_held else set()
+    monkeypatch.setattr(source_search, "held_files", lambda _: open_files)
     assert paths(looks.look(["b-1"])) == ["log.jsonl"] * is_held
     assert looks.disputed == [str(tmp_path / "work/log.jsonl")] * (not is_held)
     monkeypatch.setattr(source_search, "held_files", lambda _: {str(tmp_path / "work/log.jsonl")})

@@ -69,7 +69,8 @@ def supervisor(workspace: Workspace, connection: sqlite3.Connection) -> Doctored
 
 def begin_one(supervisor: Supervisor, run: Run, now: float = NOW) -> LiveAttempt:
     """Let the supervisor watch an attempt of a queued run."""
-    connection, launch = supervisor.context.connection, Launch(("x",), {}, "/", 1.0)
+    connection = supervisor.context.connection
+    launch = Launch(("x",), {}, "/", 1.0)
     with transaction(connection):
         repository.insert_attempt(connection, run, number=1, gpus=(), launch=launch, now=now)
         repository.move(connection, run, RunState.STARTING, cause="test", now=now)
@@ -217,7 +218,8 @@ def test_an_attempt_without_a_record_ended_at_its_last_sign_of_life(
     workspace: Workspace, connection: sqlite3.Connection, supervisor: Doctored, sign: str
 ) -> None:
     """After a night without power, the agent finds what ran in the evening."""
-    begun_at, seen_at = NOW - 40_000.0, NOW - 39_000.0
+    begun_at = NOW - 40_000.0
+    seen_at = NOW - 39_000.0
     live = begin_one(supervisor, add_run(connection, workspace=workspace), begun_at)
     repository.set_attempt_started(connection, "a-1", 1, begun_at)
     live.record = attempt_of(connection)
@@ -244,7 +246,8 @@ def test_an_attempt_without_a_record_ended_at_its_last_sign_of_life(
 def test_a_run_that_goes_on_after_a_retry_says_so_once_and_what_differs(
     workspace: Workspace, connection: sqlite3.Connection, supervisor: Doctored
 ) -> None:
-    context, launch = supervisor.context, Launch(("x",), {}, "/", 1.0)
+    context = supervisor.context
+    launch = Launch(("x",), {}, "/", 1.0)
     run = replace(add_run(connection, workspace=workspace, now=NOW - 9), params={"batch_size": 128, "lr": 0.1})
     with transaction(connection):
         repository.insert_attempt(connection, run, number=1, gpus=(), launch=launch, now=NOW - 9)

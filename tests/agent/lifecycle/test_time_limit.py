@@ -21,6 +21,21 @@ from tests.machines import Machine
 from tests.tables import table
 from tests.texts import mentions
 
+Change = Callable[[sqlite3.Connection], object]
+
+
+def ends_as(*states: RunState) -> Change:
+    def move(connection: sqlite3.Connection) -> None:
+        with transaction(connection):
+            for state in states:
+                repository.move(connection, run_of(connection, "b-1"), state, cause="test", now=NOW)
+
+    return move
+
+
+def removed(connection: sqlite3.Connection) -> None:
+    connection.execute("DELETE FROM runs WHERE run_id = 'b-1'")
+
 
 def test_what_a_run_has_trained_counts_from_when_a_person_started_it(connection: sqlite3.Connection) -> None:
     add_run(connection, "a-1")
@@ -36,7 +51,7 @@ def test_what_a_run_has_trained_counts_from_when_a_person_started_it(connection:
 
     assert seconds_since_asked(connection, "a-1", NOW + 5) == 0
     attempt(1, 10, 40)
-    # Recovery goes on with what is left; the time between two attempts does not count.
+    # The next attempt has the rest of the limit; the time between two attempts does not count.
     queued(50, "agent")
     attempt(2, 60, None)
     assert seconds_since_asked(connection, "a-1", NOW + 100) == 30 + 40
@@ -44,22 +59,6 @@ def test_what_a_run_has_trained_counts_from_when_a_person_started_it(connection:
     queued(200, "me")
     attempt(3, 210, None)
     assert seconds_since_asked(connection, "a-1", NOW + 215) == 5
-
-
-Change = Callable[[sqlite3.Connection], object]
-
-
-def ends_as(*states: RunState) -> Change:
-    def move(connection: sqlite3.Connection) -> None:
-        with transaction(connection):
-            for state in states:
-                repository.move(connection, run_of(connection, "b-1"), state, cause="test", now=NOW)
-
-    return move
-
-
-def removed(connection: sqlite3.Connection) -> None:
-    connection.execute("DELETE FROM runs WHERE run_id = 'b-1'")
 
 
 @table(
@@ -78,13 +77,13 @@ def test_a_run_follows_another_one_that_succeeded_or_ended_in_any_way(
     connection.execute("DELETE FROM runs")
     add_run(connection, "b-1")
     change(connection)
-    for spec, words in (
+    for spec, mentioned in (
         (replace(SPEC, after=("b-1",)), after),
         (replace(SPEC, after_any=("b-1",)), after_any),
     ):
         run = add_run(connection, f"c-{len(spec.after)}", spec=spec)
         why = why_not_yet(connection, run, NOW)
-        assert why is None if words is None else mentions(why or "", *words)
+        assert why is None if mentioned is None else mentions(why or "", *mentioned)
 
 
 def test_a_run_begins_at_its_time_and_is_not_held_up_again(
@@ -107,7 +106,7 @@ def test_a_run_is_stopped_at_its_limit_saves_and_goes_on_with_another_one(machin
         ((first, last),) = wait_until(lambda: machine.rows(query, number), what=f"the end of attempt {number}")
         return first, last
 
-    # What an agent that was killed knew of the time is in the store.
+    # The time that was used before the agent was killed is in the store.
     wait_until(lambda: machine.rows("SELECT 1 FROM attempts WHERE started_at NOTNULL"), what="the start")
     machine.kill_agent()
     machine.gputui("agent", "start")

@@ -35,6 +35,8 @@ ALERT = {
     "raised_at": NOW, "unit": "%", "sentence": "The disk is full", "remedy": "remove runs",
 }  # fmt: skip
 
+ENDS = (RunState.SUCCEEDED, RunState.FAILED, RunState.STOPPED)
+
 
 class NewsHome(Home):
     """A home whose messages are not sent, since the recipients' file names a command that nobody starts."""
@@ -81,6 +83,16 @@ def home(workspace: Workspace) -> Iterator[NewsHome]:
     with closing(NewsHome(workspace)) as home:
         home.tells(f"{{to: tell, events: [{', '.join(EVENTS)}], min_severity: info}}")
         yield home
+
+
+def _fail(connection: sqlite3.Connection) -> None:
+    insert(
+        connection, "incidents", run_id="a-1", attempt=0, at=NOW, kind="hang", summary="x", evidence="[]",
+        fingerprint="f",
+    )  # fmt: skip
+
+
+Step = Callable[[NewsHome], None]
 
 
 @pytest.mark.parametrize(
@@ -156,8 +168,8 @@ def test_each_gets_what_it_wants(home: NewsHome) -> None:
     add_run(home.connection, "a-1", *LIVES, RunState.SUCCEEDED)
     add_run(home.connection, "b-1", *FAILS)
     home.turn()
-    told = [(owed.label, owed.content.event) for owed in notices.pending(home.connection)]
-    assert told == [("ends", "run_succeeded"), ("standard", "run_failed"), ("standard", "queue_empty")]
+    pending = [(owed.label, owed.content.event) for owed in notices.pending(home.connection)]
+    assert pending == [("ends", "run_succeeded"), ("standard", "run_failed"), ("standard", "queue_empty")]
 
 
 def test_two_entries_of_one_address_are_told_once(home: NewsHome) -> None:
@@ -256,17 +268,7 @@ def test_a_missing_library_is_said_at_once(home: NewsHome, monkeypatch: pytest.M
     assert [event.kind for event in read_events(home.connection)] == ["notify_unusable"]
 
 
-def _fail(connection: sqlite3.Connection) -> None:
-    insert(
-        connection, "incidents", run_id="a-1", attempt=0, at=NOW, kind="hang", summary="x", evidence="[]",
-        fingerprint="f",
-    )  # fmt: skip
-
-
 # --- any history ------------------------------------------------------------------------------------------------------
-
-ENDS = (RunState.SUCCEEDED, RunState.FAILED, RunState.STOPPED)
-Step = Callable[[NewsHome], None]
 
 
 @given(st.lists(st.sampled_from(["begin", "end", "turn", "die", "remove"]), max_size=40), st.randoms())

@@ -22,7 +22,7 @@ from tests.conftest import wait_until
 from tests.homes import Home
 from tests.texts import mentions
 
-# Appends the title to a file; fails while there is a file that says so, waits while there is one that says that.
+# Appends the title to the file "told"; fails while a file "broken" exists, and waits while a file "wait" exists.
 SCRIPT = """
 import os, pathlib, sys, time
 folder = pathlib.Path(sys.argv[1])
@@ -67,7 +67,7 @@ class OutboxHome(Home):
         wait_until(lambda: not any(map(is_held, self.workspace.notices.iterdir())), what="the senders' ends")
         self.outbox.take_results()
 
-    def told(self) -> list[str]:
+    def sent_titles(self) -> list[str]:
         path = self.folder / "told"
         return path.read_text().splitlines() if path.exists() else []
 
@@ -86,7 +86,7 @@ def home(workspace: Workspace, tmp_path: Path) -> Iterator[OutboxHome]:
 def test_a_message_is_sent_once_and_that_is_an_event(home: OutboxHome) -> None:
     home.turn(sends=True)
     home.turn(sends=False)
-    assert home.told() == ["vit-3 failed"] and home.events() == [("notice_sent", "info")]
+    assert home.sent_titles() == ["vit-3 failed"] and home.events() == [("notice_sent", "info")]
     assert not notices.is_owing(home.connection) and not list(home.workspace.notices.iterdir())
 
 
@@ -95,12 +95,12 @@ def test_messages_to_one_recipient_are_sent_in_order(home: OutboxHome) -> None:
     (home.folder / "broken").touch()
     home.turn(sends=True)
     home.turn(sends=False)
-    assert home.told() == ["vit-3 failed"], "the second waits for the first"
+    assert home.sent_titles() == ["vit-3 failed"], "the second waits for the first"
     (home.folder / "broken").unlink()
     home.now += AGAIN_SECONDS[0]
     home.turn(sends=True)
     home.turn(sends=True)
-    assert home.told() == ["vit-3 failed", "vit-3 failed", "queue empty"]
+    assert home.sent_titles() == ["vit-3 failed", "vit-3 failed", "queue empty"]
 
 
 def test_what_fails_is_tried_later_and_later_and_given_up_after_a_day(home: OutboxHome) -> None:
@@ -129,7 +129,7 @@ def test_what_a_dead_agent_was_sending_is_sent_once(home: OutboxHome) -> None:
     (home.folder / "wait").unlink()
     home.settle()
     home.turn(sends=False)
-    assert home.told() == ["vit-3 failed"] and home.events() == [("notice_sent", "info")]
+    assert home.sent_titles() == ["vit-3 failed"] and home.events() == [("notice_sent", "info")]
 
 
 def test_what_a_killed_sender_did_not_send_is_sent_again(home: OutboxHome) -> None:
@@ -150,7 +150,7 @@ def test_what_a_killed_sender_did_not_send_is_sent_again(home: OutboxHome) -> No
 def test_a_sender_that_dies_before_it_reads_is_one_that_failed(
     home: OutboxHome, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Longer than a pipe holds, so that the end of the process is met in the middle of it.
+    # More than a pipe holds, so that the process ends in the middle of the writing.
     home.put("x" * 200_000)
     with monkeypatch.context() as patch:
         patch.setattr(sys, "executable", "/bin/false")
@@ -158,7 +158,7 @@ def test_a_sender_that_dies_before_it_reads_is_one_that_failed(
         assert home.events() == [("notice_delayed", "warning")] and not home.outbox.senders
     home.now += AGAIN_SECONDS[0]
     home.turn(sends=True)
-    assert home.told() == ["vit-3 failed"]
+    assert home.sent_titles() == ["vit-3 failed"]
 
 
 def test_a_service_that_does_not_answer_is_told_once(workspace: Workspace) -> None:
@@ -173,6 +173,6 @@ def test_a_service_that_does_not_answer_is_told_once(workspace: Workspace) -> No
 
 def test_a_recipient_that_is_no_longer_named_is_not_told(home: OutboxHome) -> None:
     home.outbox.poll({})
-    assert home.told() == [] and home.events() == [("notice_failed", "error")]
+    assert home.sent_titles() == [] and home.events() == [("notice_failed", "error")]
     assert mentions(read_events(home.connection)[0].message, "notify.yaml")
     assert not notices.is_owing(home.connection)

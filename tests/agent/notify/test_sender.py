@@ -20,7 +20,7 @@ from tests.texts import mentions
 
 MESSAGE = Message("run_failed", "error", "vit-3 failed", ("Cause: x", "Last: y"), {"run": "vit-3", "title": "t"})
 
-# Leaves a process behind that holds its standard error, and says where.
+# Leaves a process behind that keeps standard error open, and writes its PID to a file.
 LEAVES = """
 import pathlib, subprocess, sys, time
 left = subprocess.Popen(["sleep", "600"])
@@ -36,15 +36,22 @@ def problem_of(*command: str, seconds: float = 30.0) -> str | None:
     return run_command(command, MESSAGE, seconds)
 
 
+def problem_with(recipient: Recipient) -> str:
+    """Why a message could not be sent."""
+    receipt = send(Delivery(recipient, MESSAGE))
+    assert receipt.unsent and receipt.problem is not None
+    return receipt.problem
+
+
 def test_a_command_gets_the_text_and_the_facts(tmp_path: Path) -> None:
     script = (
         "import json, os, sys\n"
         "json.dump([sys.stdin.read(), os.environ['GPUTUI_RUN'], sys.argv[2:]], open(sys.argv[1], 'w'))"
     )
     assert problem_of(sys.executable, "-c", script, str(tmp_path / "got"), "-s", "gputui") is None
-    text, run, words = json.loads((tmp_path / "got").read_text())
+    text, run, arguments = json.loads((tmp_path / "got").read_text())
     assert mentions(text, "vit-3 failed", "\n", "Cause: x", "\n", "Last: y") and run == "vit-3"
-    assert words == ["-s", "gputui"], "as documented for mail: its arguments are its own"
+    assert arguments == ["-s", "gputui"], "as documented for mail: its arguments are its own"
 
 
 def test_what_a_failing_command_says_last() -> None:
@@ -59,15 +66,8 @@ def test_processes_that_a_command_leaves_are_not_waited_for(tmp_path: Path) -> N
 
 def test_a_command_that_never_ends_is_killed_with_what_it_started(tmp_path: Path) -> None:
     assert mentions(problem_of(sys.executable, "-c", LEAVES, str(tmp_path / "pid"), "60", seconds=2.0), "2 s")
-    left = int((tmp_path / "pid").read_text())
-    wait_until(lambda: left not in all_pids() or identify(left) is None, what="the end of the process")
-
-
-def problem_with(recipient: Recipient) -> str:
-    """Why a message could not be sent."""
-    receipt = send(Delivery(recipient, MESSAGE))
-    assert receipt.unsent and receipt.problem is not None
-    return receipt.problem
+    pid = int((tmp_path / "pid").read_text())
+    wait_until(lambda: pid not in all_pids() or identify(pid) is None, what="the end of the process")
 
 
 def test_secrets_of_a_command_are_not_told() -> None:

@@ -60,8 +60,8 @@ def test_a_file_is_begun_anew_when_it_is_large_and_ten_are_kept(tmp_path: Path) 
     for number in range(400):
         file.write(f"line {number:5}\n".encode())
     file.close()
-    kept = [path, *(tmp_path / f"samples.csv.{number}" for number in range(1, KEPT_FILES + 1))]
-    assert sorted(tmp_path.glob("samples*")) == sorted(kept)
-    assert all(path.read_text().startswith("head\n") and path.stat().st_size <= 111 for path in kept)
-    numbers = [int(line[5:]) for path in reversed(kept) for line in path.read_text().splitlines()[1:]]
+    paths = [path, *(tmp_path / f"samples.csv.{number}" for number in range(1, KEPT_FILES + 1))]
+    assert sorted(tmp_path.glob("samples*")) == sorted(paths)
+    assert all(path.read_text().startswith("head\n") and path.stat().st_size <= 111 for path in paths)
+    numbers = [int(line[5:]) for path in reversed(paths) for line in path.read_text().splitlines()[1:]]
     assert numbers == list(range(numbers[0], 400))

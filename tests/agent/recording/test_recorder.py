@@ -30,9 +30,9 @@ def recorder(connection: sqlite3.Connection, workspace: Workspace) -> Recorder:
         "VALUES (1, 1, 1, 'b', '0', ?, ?)",
         (NOW, NOW),
     )
-    made = Recorder(connection, workspace.runs, lambda: NOW)
-    made.take([Inventory(NOW, "nvml", "580.95", FACTS)])
-    return made
+    recorder = Recorder(connection, workspace.runs, lambda: NOW)
+    recorder.take([Inventory(NOW, "nvml", "580.95", FACTS)])
+    return recorder
 
 
 def test_a_tick_becomes_rows_and_unknown_stays_unknown(recorder: Recorder, connection: sqlite3.Connection) -> None:
@@ -98,13 +98,13 @@ def test_nothing_is_lost_while_the_database_is_locked(
 ) -> None:
     assert recorder.flush()
     connection.execute("PRAGMA busy_timeout = 1")
-    other = sqlite3.connect(workspace.database, isolation_level=None)
-    other.execute("BEGIN IMMEDIATE")
+    writer = sqlite3.connect(workspace.database, isolation_level=None)
+    writer.execute("BEGIN IMMEDIATE")
     for second in range(5):
         recorder.take([FastTick(NOW + second, (GpuSample("GPU-0", utilization_percent=float(second)),))])
         assert not recorder.flush()
-    other.execute("ROLLBACK")
-    other.close()
+    writer.execute("ROLLBACK")
+    writer.close()
     assert recorder.flush()
     stored = connection.execute("SELECT utilization_percent FROM gpu_samples ORDER BY at").fetchall()
     assert [row[0] for row in stored] == [0.0, 1.0, 2.0, 3.0, 4.0]
