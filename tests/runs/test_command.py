@@ -46,17 +46,17 @@ def test_torchrun_restarts_nothing_and_meets_on_a_port_of_its_own() -> None:
 
 
 def test_the_environment_of_an_attempt() -> None:
-    made = launch(checkpoint="/c/step_40.pt")
-    assert made.env["CUDA_VISIBLE_DEVICES"] == "GPU-a,GPU-b"
-    assert made.env["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
-    assert made.env["GPUTUI_RUN_ID"] == "demo-1"
-    assert made.env["GPUTUI_ATTEMPT"] == "3"
-    assert made.env["GPUTUI_GRACE"] == "30"
-    assert made.env["GPUTUI_METRICS"] == "/state/runs/demo-1/metrics.jsonl"
-    assert made.env["GPUTUI_CHECKPOINT"] == "/c/step_40.pt"
-    assert made.argv[-2:] == ("--resume", "/c/step_40.pt")
-    assert made.env["TORCHELASTIC_ERROR_FILE"] == "/state/runs/demo-1/attempts/3/nodes/0/error.json"
-    assert made.env["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] == "30"
+    command = launch(checkpoint="/c/step_40.pt")
+    assert command.env["CUDA_VISIBLE_DEVICES"] == "GPU-a,GPU-b"
+    assert command.env["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+    assert command.env["GPUTUI_RUN_ID"] == "demo-1"
+    assert command.env["GPUTUI_ATTEMPT"] == "3"
+    assert command.env["GPUTUI_GRACE"] == "30"
+    assert command.env["GPUTUI_METRICS"] == "/state/runs/demo-1/metrics.jsonl"
+    assert command.env["GPUTUI_CHECKPOINT"] == "/c/step_40.pt"
+    assert command.argv[-2:] == ("--resume", "/c/step_40.pt")
+    assert command.env["TORCHELASTIC_ERROR_FILE"] == "/state/runs/demo-1/attempts/3/nodes/0/error.json"
+    assert command.env["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] == "30"
     assert "GPUTUI_CHECKPOINT" not in launch().env
 
 
@@ -72,8 +72,8 @@ def test_a_script_that_resumes_by_a_step() -> None:
 def test_a_value_never_becomes_two_arguments_or_a_placeholder() -> None:
     spec = replace(SPEC, args=("--text={note}", "--dir", "{run_dir}", "{unknown}", "{}"))
     note = "a b; rm -rf $HOME {run_dir} '\""
-    made = launch(spec, params={"note": note})
-    assert made.argv[-5:] == (f"--text={note}", "--dir", "/state/runs/demo-1", "{unknown}", "{}")
+    command = launch(spec, params={"note": note})
+    assert command.argv[-5:] == (f"--text={note}", "--dir", "/state/runs/demo-1", "{unknown}", "{}")
 
 
 @table("args, params, expected", [
@@ -93,10 +93,10 @@ def test_a_value_never_becomes_two_arguments_or_a_placeholder() -> None:
 ])  # fmt: skip
 def test_optional_pieces(args: str, params: dict[str, Scalar], expected: str) -> None:
     spec = replace(SPEC, launcher="python", program=("a.py",), args=tuple(args.split()), params=params)
-    words = expected.split("|") if "|" in expected else expected.split()
-    assert launch(spec).argv[2:] == tuple(words)
+    arguments = expected.split("|") if "|" in expected else expected.split()
+    assert launch(spec).argv[2:] == tuple(arguments)
     command = replace(spec, launcher="command", program=("make", *spec.args), args=(), python=None)
-    assert launch(command).argv == ("make", *words)
+    assert launch(command).argv == ("make", *arguments)
 
 
 @table(
@@ -116,7 +116,7 @@ def test_other_launchers() -> None:
 
 
 def test_a_launch_and_a_specification_survive_storage() -> None:
-    made = launch()
-    assert Launch.from_json(made.to_json()) == made
+    command = launch()
+    assert Launch.from_json(command.to_json()) == command
     spec = replace(SPEC, gpus=GpuRequest(2, ("GPU-a", "GPU-b"), 10 << 30), args=("--x", "{lr}"))
     assert RunSpec.from_json(spec.to_json()) == spec

@@ -18,14 +18,24 @@ from tests.runs.test_shim import Attempt, attempt  # noqa: F401 - a fixture
 
 SPEC = RunSpec("job", "command", ("true",), "/")
 
+SHOWS = """
+import json, os, resource
+print(json.dumps({
+    "environment": dict(os.environ), "umask": os.umask(0), "nice": os.getpriority(os.PRIO_PROCESS, 0),
+    "affinity": sorted(os.sched_getaffinity(0)), "NOFILE": resource.getrlimit(resource.RLIMIT_NOFILE),
+}))
+"""
+
 
 def test_what_is_of_a_terminal_or_of_another_run_stays_behind() -> None:
-    taken = {"PATH": "/bin", "HF_TOKEN": "x", "LD_LIBRARY_PATH": "/lib", "CONDA_PREFIX": "/c", "XDG_RUNTIME_DIR": "/r"}
-    taken |= {"TERMINAL_COUNT": "1", "BASH_FUNC_module%%": "() {\n}", "ODD": "\udcff"}
-    left = "TERM COLORTERM SSH_TTY SSH_AUTH_SOCK DISPLAY TMUX TMUX_PANE STY WINDOWID COLUMNS LINES _ SHLVL PWD OLDPWD"
-    left += " DBUS_SESSION_BUS_ADDRESS XDG_SESSION_ID GPUTUI_HOME GPUTUI_RUN_DIR GPUTUI_AGENT RANK WORLD_SIZE"
-    left += " TORCHELASTIC_RUN_ID INVOCATION_ID"
-    assert passed_on(taken | dict.fromkeys(left.split(), "x")) == taken
+    passed = {"PATH": "/bin", "HF_TOKEN": "x", "LD_LIBRARY_PATH": "/lib", "CONDA_PREFIX": "/c", "XDG_RUNTIME_DIR": "/r"}
+    passed |= {"TERMINAL_COUNT": "1", "BASH_FUNC_module%%": "() {\n}", "ODD": "\udcff"}
+    dropped = (
+        "TERM COLORTERM SSH_TTY SSH_AUTH_SOCK DISPLAY TMUX TMUX_PANE STY WINDOWID COLUMNS LINES _ SHLVL PWD OLDPWD"
+    )
+    dropped += " DBUS_SESSION_BUS_ADDRESS XDG_SESSION_ID GPUTUI_HOME GPUTUI_RUN_DIR GPUTUI_AGENT RANK WORLD_SIZE"
+    dropped += " TORCHELASTIC_RUN_ID INVOCATION_ID"
+    assert passed_on(passed | dict.fromkeys(dropped.split(), "x")) == passed
 
 
 def test_a_shell_is_kept_whole_in_the_private_specification_only() -> None:
@@ -42,26 +52,18 @@ def test_a_run_on_a_target_is_started_again_with_the_variables_of_the_shell_that
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SLURM_CONF", "/etc/now")
-    here, there = SPEC, replace(SPEC, target={"name": "lab", "kind": "slurm"}, shell=capture({"HF_TOKEN": "x"}))
-    for run_id, spec in (("a-1", here), ("a-2", there)):
+    local_spec = SPEC
+    target_spec = replace(SPEC, target={"name": "lab", "kind": "slurm"}, shell=capture({"HF_TOKEN": "x"}))
+    for run_id, spec in (("a-1", local_spec), ("a-2", target_spec)):
         workspace.run_dir(run_id).mkdir()
         write_spec(workspace.run_dir(run_id) / SPEC_FILE, spec)
     assert ticket_to_renew(workspace, "a-1") == {}
     ticket = ticket_to_renew(workspace, "a-2", lambda target: {**target, "time": "2h"})["ticket"]
     _, renewed = read_ticket(workspace, ticket)
     assert renewed.target == {"name": "lab", "kind": "slurm", "time": "2h"}
-    assert renewed.shell is not None and there.shell is not None and renewed.shell.clients is not None
+    assert renewed.shell is not None and target_spec.shell is not None and renewed.shell.clients is not None
     assert renewed.shell.clients["SLURM_CONF"] == "/etc/now"
-    assert renewed.shell.environment == there.shell.environment
-
-
-SHOWS = """
-import json, os, resource
-print(json.dumps({
-    "environment": dict(os.environ), "umask": os.umask(0), "nice": os.getpriority(os.PRIO_PROCESS, 0),
-    "affinity": sorted(os.sched_getaffinity(0)), "NOFILE": resource.getrlimit(resource.RLIMIT_NOFILE),
-}))
-"""
+    assert renewed.shell.environment == target_spec.shell.environment
 
 
 def test_a_command_gets_what_its_launchers_shell_had(attempt: Attempt) -> None:  # noqa: F811
@@ -75,9 +77,14 @@ def test_a_command_gets_what_its_launchers_shell_had(attempt: Attempt) -> None: 
     }
     attempt.start(SHOWS, inherit={"FOO": "agent", "BAR": "agent"}, shell=shell)
     assert attempt.ended()["code"] == 0
-    seen = json.loads(attempt.output())
-    assert (seen["umask"], seen["nice"], seen["affinity"], seen["NOFILE"]) == (0o027, 7, [cpu], [321, 321])
-    assert seen["environment"]["FOO"] == "launcher" and "BAR" not in seen["environment"]
-    assert seen["environment"]["GPUTUI_ATTEMPT"] == "1"
-    own = [attempt.folder / name for name in ("started.json", "exit.json", "output.log")]
-    assert all(path.stat().st_mode & 0o077 == 0 for path in own)
+    settings = json.loads(attempt.output())
+    assert (settings["umask"], settings["nice"], settings["affinity"], settings["NOFILE"]) == (
+        0o027,
+        7,
+        [cpu],
+        [321, 321],
+    )
+    assert settings["environment"]["FOO"] == "launcher" and "BAR" not in settings["environment"]
+    assert settings["environment"]["GPUTUI_ATTEMPT"] == "1"
+    paths = [attempt.folder / name for name in ("started.json", "exit.json", "output.log")]
+    assert all(path.stat().st_mode & 0o077 == 0 for path in paths)

@@ -24,10 +24,18 @@ from tests.tables import table
 INVOCATION = Invocation(("train.py", "--lr", "0.1"), "/runs/r-1/attempts/2", "r-1.2")
 EVERY = table("launcher", LAUNCHERS.values())
 
+RECORDED = {case.name: case.files["output.log"] for case in recorded() if "output.log" in case.files}
+
 
 def spec(launcher: Launcher) -> RunSpec:
     python = None if launcher.takes_command else "/venv/bin/python"
     return RunSpec(name="a", launcher=launcher.name, program=("train.py",), workdir="/", python=python, nproc=2)
+
+
+def single_report(text: str) -> LauncherReport:
+    launcher_report, *rest = parse_reports(text)
+    assert not rest
+    return launcher_report
 
 
 @EVERY
@@ -51,8 +59,8 @@ def test_accelerate_takes_only_the_gpus_that_it_was_given() -> None:
 class TestDeepspeed:
     deepspeed = LAUNCHERS["deepspeed"]
 
-    def argv(self, *gpus: str, words: tuple[str, ...] = ("train.py",)) -> tuple[str, ...]:
-        invocation = replace(INVOCATION, argv=words)
+    def argv(self, *gpus: str, program: tuple[str, ...] = ("train.py",)) -> tuple[str, ...]:
+        invocation = replace(INVOCATION, argv=program)
         return self.deepspeed.argv(spec(self.deepspeed), Placement.here(gpus, 2, 29501), invocation)
 
     @pytest.mark.parametrize(("gpus", "listed"), [(("GPU-a", "GPU-b"), ["GPU-a", "GPU-b"]), ((), ["0", "1"])])
@@ -66,7 +74,7 @@ class TestDeepspeed:
         assert environment.get("DS_ACCELERATOR") == (None if gpus else "cpu")
 
     def test_a_module_is_named_its_way(self) -> None:
-        assert self.argv(words=("-m", "pkg.train", "--lr", "1"))[-4:] == ("--module", "pkg.train", "--lr", "1")
+        assert self.argv(program=("-m", "pkg.train", "--lr", "1"))[-4:] == ("--module", "pkg.train", "--lr", "1")
 
     def test_its_report_says_how_a_process_ended_and_not_which(self, tmp_path: Path) -> None:
         """It names the command that it started last, whichever ended."""
@@ -78,30 +86,30 @@ class TestDeepspeed:
         assert (incident.kind, incident.rank) == ("killed", None)
 
     def test_one_process_for_each_gpu(self) -> None:
-        wanted = replace(spec(self.deepspeed), gpus=GpuRequest(2))
-        assert [check.status for check in self.deepspeed.checks(wanted)] == ["pass"]
-        assert [check.status for check in self.deepspeed.checks(replace(wanted, nproc=4))] == ["pass", "fail"]
+        two_gpus = replace(spec(self.deepspeed), gpus=GpuRequest(2))
+        assert [check.status for check in self.deepspeed.checks(two_gpus)] == ["pass"]
+        assert [check.status for check in self.deepspeed.checks(replace(two_gpus, nproc=4))] == ["pass", "fail"]
 
 
-RECORDED = {case.name: case.files["output.log"] for case in recorded() if "output.log" in case.files}
+# --- reports ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_report_names_every_failed_rank() -> None:
-    found = one(RECORDED["oom"])
-    assert found.root is not None
-    assert (found.root.rank, found.root.exit_code) == (1, 1)
-    assert found.root.traceback is not None
-    assert found.root.traceback.splitlines()[-1].startswith("torch.OutOfMemoryError: ")
-    assert [(report.rank, report.exit_code) for report in found.others] == [(0, -15)]
-    assert found.signalled == {found.others[0].pid} and found.forced == frozenset() and found.got_signal is None
-    assert found.root.at is not None
-    assert "Root Cause" not in found.rest and "ChildFailedError" in found.rest
+    report = single_report(RECORDED["oom"])
+    assert report.root is not None
+    assert (report.root.rank, report.root.exit_code) == (1, 1)
+    assert report.root.traceback is not None
+    assert report.root.traceback.splitlines()[-1].startswith("torch.OutOfMemoryError: ")
+    assert [(report.rank, report.exit_code) for report in report.others] == [(0, -15)]
+    assert report.signalled == {report.others[0].pid} and report.forced == frozenset() and report.got_signal is None
+    assert report.root.at is not None
+    assert "Root Cause" not in report.rest and "ChildFailedError" in report.rest
 
 
 def test_a_stop_leaves_no_report() -> None:
-    found = one(RECORDED["stopped_rank_forced"])
-    assert found.root is None and found.failures == ()
-    assert found.got_signal == 15 and len(found.signalled) == 2 and len(found.forced) == 1
+    report = single_report(RECORDED["stopped_rank_forced"])
+    assert report.root is None and report.failures == ()
+    assert report.got_signal == 15 and len(report.signalled) == 2 and len(report.forced) == 1
 
 
 def test_the_reports_of_all_launchers_of_a_command_are_read_with_what_was_printed_before_each() -> None:
@@ -121,14 +129,14 @@ def test_the_reports_of_all_launchers_of_a_command_are_read_with_what_was_printe
     ("-- Process 2 terminated with the following error:", 2, 1),
 ])  # fmt: skip
 def test_other_launchers_name_the_rank_that_ended_first(line: str, rank: int, code: int) -> None:
-    (found,) = parse_reports(f"step 1\n{line}\n")
-    assert found.root is not None and (found.root.rank, found.root.exit_code) == (rank, code)
+    (launcher_report,) = parse_reports(f"step 1\n{line}\n")
+    assert launcher_report.root is not None and (launcher_report.root.rank, launcher_report.root.exit_code) == (
+        rank,
+        code,
+    )
 
 
-def one(text: str) -> LauncherReport:
-    found, *behind = parse_reports(text)
-    assert not behind
-    return found
+# --- tracebacks -------------------------------------------------------------------------------------------------------
 
 
 def test_a_chain_is_read_from_the_first_cause_to_the_last_exception() -> None:

@@ -38,6 +38,17 @@ SAFETENSORS = content(b"\x02\x00\x00\x00\x00\x00\x00\x00{}")
 PICKLE = content(pickle.dumps({"a": 1}))
 
 
+def save(path: Path, at: float = BEGUN_AT + 1) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".safetensors":
+        SAFETENSORS(path)
+    elif path.suffix in (".json", ".distcp", ""):
+        path.write_text("{}")
+    else:
+        TORCH(path)
+    os.utime(path, (at, at))
+
+
 @table(
     "name, write, expected",
     [
@@ -72,17 +83,6 @@ def test_what_a_checkpoint_is(tmp_path: Path, name: str, write: Callable[[Path],
     assert is_checkpoint(tmp_path / name) is expected
 
 
-def save(path: Path, at: float = BEGUN_AT + 1) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if path.suffix == ".safetensors":
-        SAFETENSORS(path)
-    elif path.suffix in (".json", ".distcp", ""):
-        path.write_text("{}")
-    else:
-        TORCH(path)
-    os.utime(path, (at, at))
-
-
 @table(
     "written, expected",
     [
@@ -106,8 +106,8 @@ def save(path: Path, at: float = BEGUN_AT + 1) -> None:
 def test_files_and_folders(tmp_path: Path, written: list[str], expected: set[str]) -> None:
     for name in written:
         save(tmp_path / name)
-    found = written_checkpoints(tmp_path, BEGUN_AT, ())
-    assert {os.path.relpath(file.path, tmp_path) for file in found} == expected
+    checkpoints = written_checkpoints(tmp_path, BEGUN_AT, ())
+    assert {os.path.relpath(file.path, tmp_path) for file in checkpoints} == expected
 
 
 def test_only_what_was_written_since(tmp_path: Path) -> None:
@@ -117,8 +117,8 @@ def test_only_what_was_written_since(tmp_path: Path) -> None:
     save(tmp_path / "out/model.bin", BEGUN_AT + 3)
     save(tmp_path / "a.pt", BEGUN_AT + 1)
     save(tmp_path / "b.pt", BEGUN_AT + 2)
-    found = written_checkpoints(tmp_path, BEGUN_AT, (tmp_path / "state",))
-    assert [Path(file.path).name for file in found] == ["model.bin", "b.pt", "a.pt"]
+    checkpoints = written_checkpoints(tmp_path, BEGUN_AT, (tmp_path / "state",))
+    assert [Path(file.path).name for file in checkpoints] == ["model.bin", "b.pt", "a.pt"]
 
 
 def test_a_file_that_cannot_be_read_is_none(tmp_path: Path) -> None:

@@ -15,6 +15,17 @@ from gputui.runs.log_lines import Level, LevelReader, line_time, lines_by
 from gputui.runs.logs import RankLog, lines_of, printed_lines, rank_logs, read_window, shown_logs, tail_text
 from tests.tables import table
 
+NOON = datetime(2026, 11, 21, 12, 0, tzinfo=UTC).timestamp()
+
+
+@pytest.fixture(autouse=True)
+def utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
 
 def test_logs_of_an_attempt_are_found_in_order(tmp_path: Path) -> None:
     node = tmp_path / "nodes" / "0"
@@ -82,7 +93,7 @@ def test_windows_cover_every_byte_once(tmp_path_factory: pytest.TempPathFactory,
             break
         offset = window.end
     rest = data[offset:]
-    # What is left is the beginning of one line.
+    # Only the beginning of one line may remain unread.
     assert b"\n" not in rest and b"\r" not in rest and len(rest) < size
 
 
@@ -93,11 +104,12 @@ def test_windows_cover_every_byte_once(tmp_path_factory: pytest.TempPathFactory,
     (["\n\n"], ["", ""], ""), (["no end"], ["no end"], ""),
 ])  # fmt: skip
 def test_what_a_terminal_would_keep(pieces: list[str], lines: list[str], begun: str) -> None:
-    found, rest = [], ""
+    printed = []
+    rest = ""
     for piece in pieces:
         more, rest = printed_lines(piece, rest)
-        found += more
-    assert (found, rest) == (lines, begun)
+        printed += more
+    assert (printed, rest) == (lines, begun)
 
 
 @table("line, level", [
@@ -131,18 +143,6 @@ def test_a_traceback_is_grave_as_a_whole_and_ends_with_its_exception() -> None:
     assert [reader.level(line) for line in cut] == [Level.ERROR, Level.ERROR, Level.INFO, Level.INFO]
 
 
-NOON = datetime(2026, 11, 21, 12, 0, tzinfo=UTC).timestamp()
-
-
-@pytest.fixture(autouse=True)
-def utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("TZ", "UTC")
-    time.tzset()
-    yield
-    monkeypatch.undo()
-    time.tzset()
-
-
 @table("line, after_noon", [
     ("2026-11-21 12:00:05,250 INFO step 3", 5.25), ("[2026-11-21T12:00:05Z] step 3", 5.0),
     ("2026-11-21T14:00:05.5+02:00 x", 5.5), ("[rank1]:[2026-11-21 12:01:00,000] torch", 60.0),
@@ -159,8 +159,8 @@ def utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     ("loaded the snapshot of 2020-01-01 00:00:00", None), ("data from I0101 00:00:00", None),
 ])  # fmt: skip
 def test_the_time_of_a_line(line: str, after_noon: float | None) -> None:
-    found = line_time(line, NOON)
-    assert found == (None if after_noon is None else NOON + after_noon)
+    at = line_time(line, NOON)
+    assert at == (None if after_noon is None else NOON + after_noon)
 
 
 @table(

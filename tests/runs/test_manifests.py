@@ -32,16 +32,16 @@ def mistakes(value: Any, schema: Mapping[str, Any], place: str = "") -> Iterator
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         yield f"{place}: {value!r} is no {schema['type']}"
     elif isinstance(value, list):
-        for number, each in enumerate(value):
-            yield from mistakes(each, schema["items"], f"{place}[{number}]")
+        for number, entry in enumerate(value):
+            yield from mistakes(entry, schema["items"], f"{place}[{number}]")
     elif isinstance(value, dict) and ("properties" in schema or "additionalProperties" in schema):
-        known = schema.get("properties", {})
+        properties = schema.get("properties", {})
         yield from (f"{place}.{name} is missing" for name in schema.get("required", ()) if name not in value)
-        for name, each in value.items():
-            if name not in known and "additionalProperties" not in schema:
+        for name, entry in value.items():
+            if name not in properties and "additionalProperties" not in schema:
                 yield f"{place}.{name} is not known"
             else:
-                yield from mistakes(each, known.get(name) or schema["additionalProperties"], f"{place}.{name}")
+                yield from mistakes(entry, properties.get(name) or schema["additionalProperties"], f"{place}.{name}")
     elif schema.get("enum") and value not in schema["enum"]:
         yield f"{place}: {value!r} is none of {schema['enum']}"
 
@@ -67,33 +67,33 @@ def written(machine: Machine, system: str, *arguments: str, **more: Any) -> tupl
 
 @pytest.mark.parametrize(("launcher", "gpus"), [("torchrun", 2), ("python", 0)])
 def test_kuberay_s_holds_against_its_schema(machine: Machine, launcher: str, gpus: int) -> None:
-    text, made = written(machine, "kuberay", "--image", "me/ray-train:1", "--gpus", str(gpus), launcher=launcher)
-    assert list(mistakes(made, SCHEMA)) == []
-    spec = made["spec"]
+    text, manifest = written(machine, "kuberay", "--image", "me/ray-train:1", "--gpus", str(gpus), launcher=launcher)
+    assert list(mistakes(manifest, SCHEMA)) == []
+    spec = manifest["spec"]
     worker = spec["rayClusterSpec"]["workerGroupSpecs"][0]["template"]["spec"]["containers"][0]
-    asked = worker.get("resources", {}).get("limits", {}).get("nvidia.com/gpu", 0)
-    assert spec.get("entrypointNumGpus", 0) == gpus == asked
+    gpu_limit = worker.get("resources", {}).get("limits", {}).get("nvidia.com/gpu", 0)
+    assert spec.get("entrypointNumGpus", 0) == gpus == gpu_limit
     secret = {"secretKeyRef": {"name": "my-steps", "key": "WANDB_API_KEY"}}
     assert {"name": "WANDB_API_KEY", "valueFrom": secret} in worker["env"]
-    assert re.fullmatch(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?", made["metadata"]["name"])
+    assert re.fullmatch(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?", manifest["metadata"]["name"])
     assert mentions(text, "kubectl create secret", "my-steps")
 
 
 @pytest.mark.parametrize("system", sorted(MANIFESTS))
 def test_none_holds_a_secret_or_a_path_of_this_machine_but_the_code_s(machine: Machine, system: str) -> None:
-    text, made = written(machine, system, "--image", "me/train:1", "--gpu-type", "H100")
+    text, manifest = written(machine, system, "--image", "me/train:1", "--gpu-type", "H100")
     assert "0123456789abcdef0123" not in text and sys.executable not in text
-    shown = {"skypilot": [made.get("workdir")], "dstack": made.get("files", []), "kuberay": []}[system]
-    assert str(machine.folder) not in text.replace(shown[0] if shown else "\0", "")
+    code_paths = {"skypilot": [manifest.get("workdir")], "dstack": manifest.get("files", []), "kuberay": []}[system]
+    assert str(machine.folder) not in text.replace(code_paths[0] if code_paths else "\0", "")
 
 
 @pytest.mark.parametrize("system", sorted(MANIFESTS))
 def test_the_command_is_one_that_a_shell_runs_as_it_was_meant(machine: Machine, system: str, tmp_path: Path) -> None:
-    _, made = written(machine, system, "--image", "me/train:1", "--gpu-type", "H100", launcher="python")
+    _, manifest = written(machine, system, "--image", "me/train:1", "--gpu-type", "H100", launcher="python")
     script = {
-        "kuberay": lambda: made["spec"]["entrypoint"],
-        "skypilot": lambda: made["run"],
-        "dstack": lambda: made["commands"][0],
+        "kuberay": lambda: manifest["spec"]["entrypoint"],
+        "skypilot": lambda: manifest["run"],
+        "dstack": lambda: manifest["commands"][0],
     }[system]()
     program = tmp_path / "bin" / "python"
     program.parent.mkdir()

@@ -10,25 +10,24 @@ from gputui.runs.process_sockets import Socket, SocketEnd, outside, read_sockets
 from tests.conftest import wait_until
 from tests.tables import table
 
+MAPPED = "0000000000000000FFFF0000"
+LOOPBACK = "0" * 24 + "01000000"
 
-def held() -> list[Socket]:
+
+def held_sockets() -> list[Socket]:
     return sockets_of(os.getpid(), read_sockets()) or []
 
 
 def test_a_connection_within_the_attempt_does_not_count() -> None:
     with ExitStack() as stack:
-        before = held()
+        before = held_sockets()
         assert not outside(before, before)
         listening = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
         stack.enter_context(socket.create_connection(listening.getsockname()))
-        # Also before it is accepted.
-        assert not outside(held(), held())
+        # The connection counts even before it is accepted.
+        assert not outside(held_sockets(), held_sockets())
         stack.enter_context(listening.accept()[0])
-        assert not outside(held(), held()) and outside(held(), before)
-
-
-MAPPED = "0000000000000000FFFF0000"
-LOOPBACK = "0" * 24 + "01000000"
+        assert not outside(held_sockets(), held_sockets()) and outside(held_sockets(), before)
 
 
 @table(("local", "remote", "state", "expected"), [
@@ -41,15 +40,16 @@ LOOPBACK = "0" * 24 + "01000000"
     ("B80D0120" + "0" * 24, "B80D0120" + "0" * 23 + "1:0006", "01", True),
 ])  # fmt: skip
 def test_only_ends_beyond_the_attempt_count(local: str, remote: str, state: str, expected: bool) -> None:
-    one = Socket(SocketEnd.parse(f"{local}:0005"), SocketEnd.parse(remote), state)
-    other = Socket(SocketEnd("0A00000A", "0006"), SocketEnd("0A00000A", "0005"), "01")
-    assert bool(outside([one], [one, other])) is expected
+    tested = Socket(SocketEnd.parse(f"{local}:0005"), SocketEnd.parse(remote), state)
+    peer = Socket(SocketEnd("0A00000A", "0006"), SocketEnd("0A00000A", "0005"), "01")
+    assert bool(outside([tested], [tested, peer])) is expected
 
 
 def test_a_connection_that_another_program_opened_to_it_is_nothing_that_it_waits_for() -> None:
-    end, other = SocketEnd("0A00000A", "0005"), SocketEnd("08080808", "0006")
+    end = SocketEnd("0A00000A", "0005")
+    remote = SocketEnd("08080808", "0006")
     listening = Socket(SocketEnd("00000000", "0005"), SocketEnd("00000000", "0000"), "0A")
-    served = Socket(end, other, "01")
+    served = Socket(end, remote, "01")
     assert outside([served], [served]) == [served]
     assert outside([listening, served], [listening, served]) == []
 

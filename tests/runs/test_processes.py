@@ -49,6 +49,9 @@ for rank in range(2):
 time.sleep(60)
 """
 
+BURNS = "import os, sys\nprint('ready', flush=True)\nwhile os.getppid() == int(sys.argv[1]): pass"
+FORKS = "import os, signal\nchild = os.fork()\nif child == 0: signal.pause()\nprint(child, flush=True)\nsignal.pause()"
+
 
 def pid_of(run_dir: Path, rank: int) -> int:
     path = run_dir / f"attempts/1/{rank}.pid"
@@ -57,30 +60,6 @@ def pid_of(run_dir: Path, rank: int) -> int:
 
 def by_pid(run_dir: Path) -> dict[int, AttemptProcess]:
     return {process.pid: process for process in processes_of(run_dir, 1)}
-
-
-def test_processes_without_environment_are_found_when_the_shim_is_gone(attempt: Attempt) -> None:  # noqa: F811
-    run_dir = attempt.folder / "runs" / "job-1"
-    folder = run_dir / "attempts" / "1"
-    folder.mkdir(parents=True)
-    attempt.folder = folder
-    env = {"GPUTUI_RUN_ID": "job-1", "GPUTUI_RUN_DIR": str(run_dir), "GPUTUI_ATTEMPT": "1"}
-    attempt.start(LAUNCHER, env=env, inherit=env)
-    pids = [pid_of(run_dir, rank) for rank in range(2)]
-    assert attempt.process is not None
-    attempt.process.kill()
-    attempt.process.wait()
-    os.kill(attempt.started()["pid"], signal.SIGKILL)
-    wait_until(lambda: len(by_pid(run_dir)) == 2, what="the end of the launcher")
-    found = by_pid(run_dir)
-    assert [(found[pid].rank, found[pid].local_world_size) for pid in pids] == [(0, 2), (1, 2)]
-    assert processes_of(run_dir) == list(found.values()) and processes_of(run_dir, 2) == []
-    for pid in pids:
-        os.kill(pid, signal.SIGKILL)
-
-
-BURNS = "import os, sys\nprint('ready', flush=True)\nwhile os.getppid() == int(sys.argv[1]): pass"
-FORKS = "import os, signal\nchild = os.fork()\nif child == 0: signal.pause()\nprint(child, flush=True)\nsignal.pause()"
 
 
 @pytest.fixture
@@ -116,6 +95,26 @@ def ticks(pid: int) -> int:
     return stat.start_ticks
 
 
+def test_processes_without_environment_are_found_when_the_shim_is_gone(attempt: Attempt) -> None:  # noqa: F811
+    run_dir = attempt.folder / "runs" / "job-1"
+    folder = run_dir / "attempts" / "1"
+    folder.mkdir(parents=True)
+    attempt.folder = folder
+    env = {"GPUTUI_RUN_ID": "job-1", "GPUTUI_RUN_DIR": str(run_dir), "GPUTUI_ATTEMPT": "1"}
+    attempt.start(LAUNCHER, env=env, inherit=env)
+    pids = [pid_of(run_dir, rank) for rank in range(2)]
+    assert attempt.process is not None
+    attempt.process.kill()
+    attempt.process.wait()
+    os.kill(attempt.started()["pid"], signal.SIGKILL)
+    wait_until(lambda: len(by_pid(run_dir)) == 2, what="the end of the launcher")
+    ranks = by_pid(run_dir)
+    assert [(ranks[pid].rank, ranks[pid].local_world_size) for pid in pids] == [(0, 2), (1, 2)]
+    assert processes_of(run_dir) == list(ranks.values()) and processes_of(run_dir, 2) == []
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+
+
 def test_loader_workers_of_a_run_are_found_and_strangers_are_not(
     start: Callable[..., subprocess.Popen[str]], tmp_path: Path
 ) -> None:
@@ -125,13 +124,13 @@ def test_loader_workers_of_a_run_are_found_and_strangers_are_not(
     stranger = start(FORKS, **mark | {"GPUTUI_RUN_DIR": "/elsewhere/demo-1"})
     first_line(stranger)
     table = ProcessTable(tmp_path)
-    found = table.read([])
-    assert {rank.pid, worker} <= found.keys() and stranger.pid not in found and os.getpid() not in found
-    assert (found[worker].run_id, found[worker].rank, found[worker].parent_pid) == ("demo-1", 3, rank.pid)
-    assert found[rank.pid].command is not None and sys.executable in found[rank.pid].command
-    assert (found[rank.pid].memory_bytes or 0) > 0 and found[rank.pid].start_ticks == ticks(rank.pid)
-    asked = table.read([stranger.pid])[stranger.pid]
-    assert asked.run_id is None and asked.user is not None
+    processes = table.read([])
+    assert {rank.pid, worker} <= processes.keys() and stranger.pid not in processes and os.getpid() not in processes
+    assert (processes[worker].run_id, processes[worker].rank, processes[worker].parent_pid) == ("demo-1", 3, rank.pid)
+    assert processes[rank.pid].command is not None and sys.executable in processes[rank.pid].command
+    assert (processes[rank.pid].memory_bytes or 0) > 0 and processes[rank.pid].start_ticks == ticks(rank.pid)
+    process = table.read([stranger.pid])[stranger.pid]
+    assert process.run_id is None and process.user is not None
 
 
 def test_a_signal_reaches_the_very_process(start: Callable[..., subprocess.Popen[str]]) -> None:
@@ -154,14 +153,14 @@ def test_no_signal_to_what_cannot_be_told_for_sure(
     child = start(BURNS)
     first_line(child)
     began = ticks(child.pid)
-    for pid, since, words in (
+    for pid, since, reason in (
         (child.pid, None, "in a container, or outside of ours"),
         (child.pid, began + 1, "is another process by now"),
         (os.getpid(), ticks(os.getpid()), "this screen"),
         (1, 0, "first process"),
         (4_194_305, 5, "has ended"),
     ):
-        with pytest.raises(SignalRefusedError, match=words):
+        with pytest.raises(SignalRefusedError, match=reason):
             send_checked_signal(pid, since, signal.SIGKILL)
     monkeypatch.setattr(identity.os, "geteuid", lambda: 4_000_000)
     with pytest.raises(SignalRefusedError, match="another user's"):

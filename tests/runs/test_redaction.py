@@ -67,8 +67,8 @@ def test_parameters_of_training_are_not_secrets() -> None:
 
 def test_options_are_hidden_by_name() -> None:
     argv = ["run", "--api-key", "abc", "--hf_token=xyz", "password=1", "--password", "--lr", "0.1", "--pad-token", "p"]
-    shown = redact_argv(argv)
-    assert shown == (
+    redacted = redact_argv(argv)
+    assert redacted == (
         "run", "--api-key", REDACTED, f"--hf_token={REDACTED}", f"password={REDACTED}", "--password",
         "--lr", "0.1", "--pad-token", "p",
     )  # fmt: skip
@@ -103,8 +103,9 @@ def test_phases_are_hidden() -> None:
 
 def test_a_specification_and_a_launch_are_hidden_everywhere() -> None:
     env = {"A_TOKEN": "abc", "URL": f"https://u:{SK}@h"}
-    words, params = ("--wandb-token", "abc", "--lr", "{lr}"), {"login": HF, "lr": 0.1}
-    spec = RunSpec("n", "python", ("train.py",), "/", "/usr/bin/python3", params=params, args=words, env=env)
+    arguments = ("--wandb-token", "abc", "--lr", "{lr}")
+    params = {"login": HF, "lr": 0.1}
+    spec = RunSpec("n", "python", ("train.py",), "/", "/usr/bin/python3", params=params, args=arguments, env=env)
     launch = Launch(("python", "--login", HF), {"A_TOKEN": "abc"}, "/", 30.0)
     for text in (repr(redact_spec(spec)), repr(redact_launch(launch))):
         assert HF not in text
@@ -139,9 +140,9 @@ def test_a_secret_behind_a_harmless_name_is_known_by_its_value() -> None:
     )
     assert secrets_of(spec) == {"plain-key", "plain-token", "an-option", "address-pass"}
     launch = Launch(("train", "--auth", "plain-key"), {"NOTE": "with plain-key in it", "LR": "0.1"}, "/", 30.0)
-    shown = redact_launch(launch, Redactor(secrets_of(spec)))
-    assert shown.argv == ("train", "--auth", REDACTED)
-    assert shown.env == {"NOTE": f"with {REDACTED} in it", "LR": "0.1"}
+    redacted = redact_launch(launch, Redactor(secrets_of(spec)))
+    assert redacted.argv == ("train", "--auth", REDACTED)
+    assert redacted.env == {"NOTE": f"with {REDACTED} in it", "LR": "0.1"}
     assert "plain-key" not in repr(redact_spec(spec))
 
 
@@ -230,10 +231,10 @@ def test_the_user_of_curl() -> None:
 
 
 def test_known_values_are_not_cut_out_of_words() -> None:
-    shown = Redactor(["length", "memory", "524288", "pass12", "sequencelength"])
+    redactor = Redactor(["length", "memory", "524288", "pass12", "sequencelength"])
     said = "--max_length 524288: CUDA out of memory; compass123 sequencelengths"
-    assert shown.text(said) == said
-    assert shown.text("a pass12, x=pass12") == f"a {REDACTED}, x={REDACTED}"
-    assert shown.text("a\\npass12 \x1b[31mpass12\x1b[0m") == f"a\\n{REDACTED} \x1b[31m{REDACTED}\x1b[0m"
-    # One that is long and no word is a secret wherever it is.
+    assert redactor.text(said) == said
+    assert redactor.text("a pass12, x=pass12") == f"a {REDACTED}, x={REDACTED}"
+    assert redactor.text("a\\npass12 \x1b[31mpass12\x1b[0m") == f"a\\n{REDACTED} \x1b[31m{REDACTED}\x1b[0m"
+    # A long value that is no common word is hidden inside other text as well.
     assert Redactor(["plain-token-3"]).text("xplain-token-3x") == f"x{REDACTED}x"

@@ -29,6 +29,8 @@ from gputui.store.runs import LONGEST_NOTE
 from tests.homes import open_store
 from tests.tables import table
 
+MANY = [str(number) for number in range(MOST_TAGS + 1)]
+
 
 @table("text, value", [
     ('{"at": NaN, "n": -Infinity, "m": 1e999}', {"at": None, "n": None, "m": None}),
@@ -72,9 +74,6 @@ def test_a_secret_is_refused_without_a_word_of_it() -> None:
         with pytest.raises(LabelError) as caught:
             checked_labels(name, tags, "")
         assert secret[:12] not in str(caught.value)
-
-
-MANY = [str(number) for number in range(MOST_TAGS + 1)]
 
 
 def test_a_name_that_is_made_of_any_text_is_a_name() -> None:

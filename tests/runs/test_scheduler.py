@@ -62,6 +62,23 @@ def gpus(count: int, **changes: GpuAvailability) -> list[GpuAvailability]:
     ]
 
 
+def trial(name: str, study: str = "s", **options: Any) -> Run:
+    """A trial that takes a quarter of a GPU."""
+    trial_run = run(name, 1, share=0.25, **options)
+    return replace(trial_run, spec_json=json.dumps(replace(spec_of(trial_run), study_id=study).to_json()))
+
+
+def shared(index: int, *holders: str, study: str = "s") -> GpuAvailability:
+    return GpuAvailability(f"g{index}", index, holders, shared_by=study, shares=dict.fromkeys(holders, 0.25))
+
+
+def parts(index: int, free_gib: int, **shares: float) -> GpuAvailability:
+    """A GPU that runs of no study share."""
+    return GpuAvailability(
+        f"g{index}", index, tuple(shares), free_bytes=free_gib << 30, shared_by="" if shares else None, shares=shares
+    )
+
+
 def test_a_run_without_gpus_starts_at_once() -> None:
     assert schedule([run("cpu")], None) == [Start(run("cpu"), ())]
 
@@ -79,8 +96,8 @@ def test_two_runs_never_share_a_gpu() -> None:
 
 
 def test_a_large_run_is_not_starved_by_small_ones() -> None:
-    held = GpuAvailability("g0", 0, holders=("other-1",), free_bytes=80 << 30)
-    large, small = schedule([run("large", 4), run("small", 1)], gpus(4, g0=held))
+    occupied = GpuAvailability("g0", 0, holders=("other-1",), free_bytes=80 << 30)
+    large, small = schedule([run("large", 4), run("small", 1)], gpus(4, g0=occupied))
     assert isinstance(large, Wait) and isinstance(small, Wait)
     assert mentions(large.reason, "3 of 4", "GPU 0", "other-1")
     assert mentions(small.reason, "0 of 1", "1–3", "large") and large.promised >= {"g1", "g2", "g3"}
@@ -90,12 +107,13 @@ def test_a_large_run_is_not_starved_by_small_ones() -> None:
 def test_a_run_does_not_wait_for_gpus_whose_holder_waits_for_it(not_before: float | None) -> None:
     """A run that continues after an incident, or restarts before its lease ended, leases what
     others wait for."""
-    own = GpuAvailability("g0", 0, holders=("own",), free_bytes=80 << 30)
+    leased = GpuAvailability("g0", 0, holders=("own",), free_bytes=80 << 30)
     lost = GpuAvailability("g1", 1, holders=("own",), blocked_by="is lost", out_of_service=True)
-    large, back = run("large", 4), run("own", 1, not_before=not_before)
-    starts, waits = schedule([large, back], gpus(4, g0=own))
+    large = run("large", 4)
+    back = run("own", 1, not_before=not_before)
+    starts, waits = schedule([large, back], gpus(4, g0=leased))
     assert starts == Start(back, ("g0",)) and isinstance(waits, Wait) and waits.run == large
-    starts, waits = schedule([run("large", 3), run("own", 2)], gpus(4, g0=own, g1=lost))
+    starts, waits = schedule([run("large", 3), run("own", 2)], gpus(4, g0=leased, g1=lost))
     assert isinstance(starts, Start) and starts.uuids == ("g0", "g2") and isinstance(waits, Wait)
 
 
@@ -146,16 +164,6 @@ def test_a_recovering_run_waits_for_its_own_gpus_to_settle_rather_than_move() ->
     assert second == Start(run("b", 1), ("g1",))
 
 
-def trial(name: str, study: str = "s", **options: Any) -> Run:
-    """A trial that takes a quarter of a GPU."""
-    one = run(name, 1, share=0.25, **options)
-    return replace(one, spec_json=json.dumps(replace(spec_of(one), study_id=study).to_json()))
-
-
-def shared(index: int, *holders: str, study: str = "s") -> GpuAvailability:
-    return GpuAvailability(f"g{index}", index, holders, shared_by=study, shares=dict.fromkeys(holders, 0.25))
-
-
 def test_a_trial_shares_the_gpu_of_its_study_up_to_the_limit() -> None:
     places = [GpuAvailability("g0", 0, ("x-1",)), shared(1, "t-9", study="t"), shared(2, "a", "b")]
     for limit, start in ((3, ("g2",)), (2, None), (1, None)):
@@ -166,18 +174,11 @@ def test_a_trial_shares_the_gpu_of_its_study_up_to_the_limit() -> None:
         assert isinstance(outcome, Wait) and mentions(outcome.reason, "GPU 2 ", "2 trials")
 
 
-def parts(index: int, free_gib: int, **shares: float) -> GpuAvailability:
-    """A GPU that runs of no study share."""
-    return GpuAvailability(
-        f"g{index}", index, tuple(shares), free_bytes=free_gib << 30, shared_by="" if shares else None, shares=shares
-    )
-
-
 @table(
     ("share", "places", "start"),
     [
         (0.5, [parts(0, 40, a=0.5)], ("g0",)), (0.6, [parts(0, 40, a=0.5)], None), (1.0, [parts(0, 40, a=0.5)], None),
-        # Where the most memory is free; a run that has just started holds none yet.
+        # The GPU with the most free memory is chosen; a run that has just started holds none yet.
         (0.5, [parts(0, 10, a=0.5), parts(1, 70, b=0.25, c=0.25)], ("g1",)),
         (0.5, [parts(0, 79, a=0.5), parts(1, 79)], ("g1",)),
         (0.25, [parts(0, 40, a=0.5, b=0.25)], ("g0",)), (0.3, [parts(0, 40, a=0.5, b=0.25)], None),
@@ -200,18 +201,19 @@ def test_a_run_that_ran_out_of_memory_beside_others_gets_a_gpu_alone() -> None:
 
 
 @given(st.lists(st.integers(0, 5), max_size=8), st.integers(0, 8), st.sets(st.integers(0, 7)))
-def test_no_gpu_is_given_twice_and_none_that_is_held(sizes: list[int], count: int, held: set[int]) -> None:
-    machine = [GpuAvailability(f"g{i}", i, holders=("x-1",) if i in held else ()) for i in range(count)]
+def test_no_gpu_is_given_twice_and_none_that_is_held(sizes: list[int], count: int, held_indices: set[int]) -> None:
+    machine = [GpuAvailability(f"g{i}", i, holders=("x-1",) if i in held_indices else ()) for i in range(count)]
     outcomes = schedule([run(f"r{i}", size) for i, size in enumerate(sizes)], machine)
     given_out = [uuid for outcome in outcomes if isinstance(outcome, Start) for uuid in outcome.uuids]
     assert len(given_out) == len(set(given_out))
-    assert not {f"g{i}" for i in held} & set(given_out)
+    assert not {f"g{i}" for i in held_indices} & set(given_out)
     for outcome in outcomes:
         if isinstance(outcome, Start):
             assert len(outcome.uuids) == spec_of(outcome.run).gpus.count
 
 
 def test_a_run_that_follows_another_waits_and_holds_back_nobody() -> None:
-    first, second = run("a", 2), run("b", 2)
+    first = run("a", 2)
+    second = run("b", 2)
     outcomes = schedule([first, second], gpus(2), not_yet={"a": "waits for z"})
     assert outcomes == [Wait(first, "waits for z"), Start(second, ("g0", "g1"))]

@@ -24,6 +24,65 @@ from gputui.runs.processes import processes_of
 from tests.conftest import wait_until
 from tests.tables import table
 
+STOPPED_WHILE_IT_WAITS = """
+import os, signal, time
+from gputui.runs.shim import STOP_SIGNALS, awaited_signal
+signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+waiting = os.getpid()
+if os.fork() == 0:
+    for _ in range(3):
+        time.sleep(0.1)
+        os.kill(waiting, signal.SIGSTOP)
+        time.sleep(0.4)
+        os.kill(waiting, signal.SIGCONT)
+    os.kill(waiting, signal.SIGTERM)
+    os._exit(0)
+found = []
+while not any(found):
+    found.append(awaited_signal(STOP_SIGNALS, 0.3))
+print(set(found) == {None, signal.SIGTERM})
+"""
+
+SAVES_WHEN_ASKED = """
+import os, signal, sys, threading
+asked = threading.Event()
+def note(*_):
+    print("asked", flush=True)
+    asked.set()
+signal.signal(signal.SIGTERM, note)
+print("ready", flush=True)
+while not asked.wait(0.05):
+    pass
+while not os.path.exists("let"):
+    pass
+print("saved", flush=True)
+"""
+
+BEGUN_IN_THE_END = """
+import os
+os.set_inheritable(os.open("alive", os.O_WRONLY), True)
+if os.fork() == 0:
+    os.setsid()
+    for _ in range(200):
+        if os.fork():
+            os._exit(0)
+    os.execve("/bin/sleep", ["sleep", "60"], {})
+"""
+
+RANKS = """
+import os, signal, subprocess, sys, time
+if "LOCAL_RANK" not in os.environ:
+    others = []
+    for rank in (1, 2):
+        env = {**os.environ, "LOCAL_RANK": str(rank), "WORLD_SIZE": "3"}
+        others.append(subprocess.Popen([sys.executable, *sys.orig_argv[1:]], env=env))
+    while not os.path.exists("SEEN"):
+        time.sleep(0.02)
+    others[0].poll()
+    sys.exit(1)
+time.sleep(60)
+"""
+
 
 class Attempt:
     """An attempt folder and the shim that works on it."""
@@ -79,16 +138,40 @@ class Attempt:
 
 @pytest.fixture
 def attempt(tmp_path: Path) -> Iterator[Attempt]:
-    made = Attempt(tmp_path)
-    yield made
-    if made.process is not None and made.process.poll() is None:
-        made.process.kill()
+    attempt = Attempt(tmp_path)
+    yield attempt
+    if attempt.process is not None and attempt.process.poll() is None:
+        attempt.process.kill()
     for process in processes_of(tmp_path):
         os.kill(process.pid, signal.SIGKILL)
 
 
 def left_over(attempt: Attempt) -> list[int]:
     return [process.pid for process in processes_of(attempt.folder)]
+
+
+def agent_entry(folder: Path) -> dict[str, Any]:
+    """An agent's command line: here one that writes its environment and ends."""
+    code = f"import os, pathlib; pathlib.Path({str(folder / 'agent-ran')!r}).write_text(repr(dict(os.environ)))"
+    return {
+        "argv": [sys.executable, "-c", code],
+        "unset": ["GPUTUI_RUN_DIR"],
+        "lock": str(folder / "agent.lock"),
+        "stopped": str(folder / "agent.stopped"),
+        "log": str(folder / "agent.log"),
+    }
+
+
+def watched_by(pid: int) -> set[int]:
+    """The processes whose ends a process waits for, by its pidfds."""
+    pids = set()
+    for path in Path(f"/proc/{pid}/fdinfo").iterdir():
+        with suppress(FileNotFoundError):  # closed meanwhile
+            pids |= {int(watched) for watched in re.findall(r"^Pid:\t(\d+)$", path.read_text(), re.MULTILINE)}
+    return pids
+
+
+# --- ends -------------------------------------------------------------------------------------------------------------
 
 
 def test_an_exit_code_and_the_output_are_kept(attempt: Attempt) -> None:
@@ -127,6 +210,9 @@ def test_the_record_names_living_processes(attempt: Attempt) -> None:
     assert not is_alive(identity)
 
 
+# --- stops ------------------------------------------------------------------------------------------------------------
+
+
 def test_a_stop_lets_the_command_finish_its_work(attempt: Attempt) -> None:
     attempt.start(
         "import signal, sys, time\n"
@@ -138,26 +224,6 @@ def test_a_stop_lets_the_command_finish_its_work(attempt: Attempt) -> None:
     ended = attempt.ended()
     assert (ended["code"], ended["stop_requested"], ended["forced"]) == (0, True, False)
     assert "saved" in attempt.output()
-
-
-STOPPED_WHILE_IT_WAITS = """
-import os, signal, time
-from gputui.runs.shim import STOP_SIGNALS, awaited_signal
-signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
-waiting = os.getpid()
-if os.fork() == 0:
-    for _ in range(3):
-        time.sleep(0.1)
-        os.kill(waiting, signal.SIGSTOP)
-        time.sleep(0.4)
-        os.kill(waiting, signal.SIGCONT)
-    os.kill(waiting, signal.SIGTERM)
-    os._exit(0)
-found = []
-while not any(found):
-    found.append(awaited_signal(STOP_SIGNALS, 0.3))
-print(set(found) == {None, signal.SIGTERM})
-"""
 
 
 def test_a_process_that_is_stopped_while_it_waits_is_not_asked_to_end() -> None:
@@ -201,27 +267,11 @@ def test_workers_in_sessions_of_their_own_are_asked_and_then_gone(attempt: Attem
     assert left_over(attempt) == []
 
 
-SAVES_WHEN_ASKED = """
-import os, signal, sys, threading
-asked = threading.Event()
-def note(*_):
-    print("asked", flush=True)
-    asked.set()
-signal.signal(signal.SIGTERM, note)
-print("ready", flush=True)
-while not asked.wait(0.05):
-    pass
-while not os.path.exists("let"):
-    pass
-print("saved", flush=True)
-"""
-
-
 def test_a_script_behind_a_command_that_a_stop_ends_at_once_has_the_rest_of_its_grace(attempt: Attempt) -> None:
     """The save lasts longer than what is left of a run is given without a stop."""
     script = attempt.folder / "train.py"
     script.write_text(SAVES_WHEN_ASKED)
-    # In a process of its own, so that the short time of the sweep passes while the script waits.
+    # A shim with a patched constant, so that its sweep is over while the script still waits.
     program = attempt.folder / "short_shim.py"
     program.write_text(
         f"import runpy, sys\nsys.argv[0] = {shim.__file__!r}\n"
@@ -267,6 +317,9 @@ def test_the_helpers_of_a_script_that_saves_are_not_asked_before_it(attempt: Att
     assert (ended["forced"], left_over(attempt)) == (False, [])
 
 
+# --- what stays behind ------------------------------------------------------------------------------------------------
+
+
 def test_what_a_finished_command_left_behind_is_swept(attempt: Attempt) -> None:
     attempt.start("import subprocess, sys\nsubprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])")
     ended = attempt.ended()
@@ -274,39 +327,31 @@ def test_what_a_finished_command_left_behind_is_swept(attempt: Attempt) -> None:
     assert left_over(attempt) == []
 
 
-BEGUN_IN_THE_END = """
-import os
-os.set_inheritable(os.open("alive", os.O_WRONLY), True)
-if os.fork() == 0:
-    os.setsid()
-    for _ in range(200):
-        if os.fork():
-            os._exit(0)
-    os.execve("/bin/sleep", ["sleep", "60"], {})
-"""
-
-
 def test_a_process_begun_while_the_others_are_ended_is_ended_too(attempt: Attempt) -> None:
     """No look at the list of processes sees one whose parents end meanwhile; its environment is empty."""
     alive = attempt.folder / "alive"
     os.mkfifo(alive)
-    held = os.open(alive, os.O_RDONLY | os.O_NONBLOCK)
+    reader = os.open(alive, os.O_RDONLY | os.O_NONBLOCK)
     try:
         attempt.start(BEGUN_IN_THE_END)
         assert attempt.ended()["survivors"] == []
-        # It would block while any process had the other end.
-        assert os.read(held, 1) == b""
+        # The pipe has ended: no process holds its other end.
+        assert os.read(reader, 1) == b""
     finally:
-        os.close(held)
+        os.close(reader)
+
+
+# --- locks ------------------------------------------------------------------------------------------------------------
 
 
 def test_locks_are_all_or_none(attempt: Attempt, tmp_path: Path) -> None:
-    free, taken = tmp_path / "a.lock", tmp_path / "b.lock"
-    with taken.open("w") as holder:
+    free = tmp_path / "a.lock"
+    locked = tmp_path / "b.lock"
+    with locked.open("w") as holder:
         fcntl.flock(holder, fcntl.LOCK_EX)
-        attempt.start("print('never')", lock_files=[str(free), str(taken)])
+        attempt.start("print('never')", lock_files=[str(free), str(locked)])
         ended = attempt.ended()
-    assert ended["lease_conflict"] == [str(taken)]
+    assert ended["lease_conflict"] == [str(locked)]
     assert attempt.output() == ""
     with free.open("w") as again:
         fcntl.flock(again, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -321,14 +366,17 @@ def test_a_lock_is_held_while_the_attempt_lives_and_shared_with_those_that_share
     attempt.started()
     assert json.loads((tmp_path / "gpu.lock").read_text())["workspace"] == "the home /data/home"
     (tmp_path / "other").mkdir()
-    other = Attempt(tmp_path / "other")
-    other.start("print('ran')", **plan, gpu_share=0.5 if joins else 1.0)
-    ended = other.ended()
+    second = Attempt(tmp_path / "other")
+    second.start("print('ran')", **plan, gpu_share=0.5 if joins else 1.0)
+    ended = second.ended()
     assert (ended["lease_conflict"] is None, ended["code"]) == ((True, 0) if joins else (False, None))
     attempt.signal(signal.SIGUSR2)
     attempt.ended()
     with (tmp_path / "gpu.lock").open("r+") as free:
         fcntl.flock(free, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+# --- the shim itself --------------------------------------------------------------------------------------------------
 
 
 def test_a_second_shim_leaves_the_attempt_alone(attempt: Attempt) -> None:
@@ -349,8 +397,8 @@ def test_the_shim_needs_the_standard_library_only() -> None:
         [sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=True
     ).stdout
     loaded = printed.split()
-    own = {name for name in loaded if name.partition(".")[0] == "gputui"}
-    assert own == {"gputui", "gputui.version", "gputui.runs", "gputui.runs.shim_processes"}
+    own_modules = {name for name in loaded if name.partition(".")[0] == "gputui"}
+    assert own_modules == {"gputui", "gputui.version", "gputui.runs", "gputui.runs.shim_processes"}
     assert {name.partition(".")[0] for name in loaded} - {"gputui", "__main__"} <= sys.stdlib_module_names
 
 
@@ -373,18 +421,6 @@ def test_oom_kills_of_the_control_group_are_counted(
     assert shim_processes.oom_kills(tmp_path, tmp_path / "groups") == {"cgroup": expected, "host": 9}
 
 
-def agent_entry(folder: Path) -> dict[str, Any]:
-    """An agent's command line: here one that writes its environment and ends."""
-    code = f"import os, pathlib; pathlib.Path({str(folder / 'agent-ran')!r}).write_text(repr(dict(os.environ)))"
-    return {
-        "argv": [sys.executable, "-c", code],
-        "unset": ["GPUTUI_RUN_DIR"],
-        "lock": str(folder / "agent.lock"),
-        "stopped": str(folder / "agent.stopped"),
-        "log": str(folder / "agent.log"),
-    }
-
-
 def test_the_end_of_a_run_starts_an_agent_where_none_lives(attempt: Attempt) -> None:
     dead = {"pid": 2**22 - 1, "start_ticks": 1, "boot_id": "x"}
     (attempt.folder / "agent.lock").write_text(json.dumps(dead))
@@ -405,34 +441,10 @@ def test_no_agent_is_started_where_one_was_stopped_on_purpose(attempt: Attempt) 
     assert not (attempt.folder / "agent.log").exists()
 
 
-RANKS = """
-import os, signal, subprocess, sys, time
-if "LOCAL_RANK" not in os.environ:
-    others = []
-    for rank in (1, 2):
-        env = {**os.environ, "LOCAL_RANK": str(rank), "WORLD_SIZE": "3"}
-        others.append(subprocess.Popen([sys.executable, *sys.orig_argv[1:]], env=env))
-    while not os.path.exists("SEEN"):
-        time.sleep(0.02)
-    others[0].poll()
-    sys.exit(1)
-time.sleep(60)
-"""
-
-
-def watched_by(pid: int) -> set[int]:
-    """The processes whose ends a process waits for, by its pidfds."""
-    found = set()
-    for path in Path(f"/proc/{pid}/fdinfo").iterdir():
-        with suppress(FileNotFoundError):  # closed meanwhile
-            found |= {int(watched) for watched in re.findall(r"^Pid:\t(\d+)$", path.read_text(), re.MULTILINE)}
-    return found
-
-
 def test_a_rank_that_a_signal_ended_is_named_whoever_asked_for_its_status(attempt: Attempt) -> None:
     """Its parent is a script that starts its ranks itself, and tells nobody."""
-    seen = attempt.folder / "seen"
-    attempt.start(RANKS.replace("SEEN", str(seen)))
+    seen_file = attempt.folder / "seen"
+    attempt.start(RANKS.replace("SEEN", str(seen_file)))
     listed = attempt.folder / "processes.json"
 
     def ranks() -> dict[int, int]:
@@ -445,10 +457,10 @@ def test_a_rank_that_a_signal_ended_is_named_whoever_asked_for_its_status(attemp
     os.kill(victim, signal.SIGKILL)
     # The parent does not ask for the status before the shim has read it.
     wait_until(lambda: victim not in watched_by(attempt.started()["shim_pid"]), what="the shim has seen the end")
-    seen.touch()
+    seen_file.touch()
     killed = attempt.ended()["killed_ranks"]
     assert killed[0] == {"rank": 1, "pid": victim, "signal": signal.SIGKILL}
-    # What the shim itself has ended is not among them.
+    # Processes that the shim itself ended are not among them.
     assert all(rank["rank"] != 2 for rank in killed)
 
 

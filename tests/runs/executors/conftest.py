@@ -39,7 +39,7 @@ class TargetHome:
         self.code = machine.folder
         self.options: dict[str, Any] = {}
 
-    def there(self, run_id: str) -> Path:
+    def remote_folder(self, run_id: str) -> Path:
         """The run's folder as its job sees it."""
         return self.machine.workspace.run_dir(run_id)
 
@@ -59,23 +59,23 @@ class TargetHome:
         self.machine.workspace.targets.write_text(json.dumps({self.name: options}))
 
     def launch(self, *changes: str) -> str:
-        words = [word for change in changes for word in ("--set", change)]
-        return str(self.machine.json("run", self.profile, "--on", self.name, *words)["id"])
+        options = [word for change in changes for word in ("--set", change)]
+        return str(self.machine.json("run", self.profile, "--on", self.name, *options)["id"])
 
-    def shown(self, run_id: str) -> dict[str, Any]:
-        found = self.machine.json("show", run_id)
-        assert isinstance(found, dict)
-        return found
+    def record(self, run_id: str) -> dict[str, Any]:
+        record = self.machine.json("show", run_id)
+        assert isinstance(record, dict)
+        return record
 
     def placement(self, run_id: str) -> dict[str, Any]:
-        return self.shown(run_id)["placement"] or {}
+        return self.record(run_id)["placement"] or {}
 
     def wait_for_place(self, run_id: str, *states: str) -> dict[str, Any]:
         """The placement, once its state is one of these. It is stored a second or two after what its metrics show."""
 
         def look() -> dict[str, Any] | None:
-            found = self.placement(run_id)
-            return found if found.get("state") in states else None
+            placement = self.placement(run_id)
+            return placement if placement.get("state") in states else None
 
         return wait_until(look, self.wait_seconds, f"{run_id} {states} there")
 
@@ -105,13 +105,13 @@ class TargetHome:
         self.machine.gputui("stop", run_id)
         self.machine.wait_for(run_id, "stopped", timeout=self.wait_seconds)
         step = self.steps(run_id)[-1] + 1
-        assert (self.there(run_id) / "checkpoints" / f"step_{step:06d}.pt").is_file()
-        assert self.shown(run_id)["attempts"][0]["incident"] is None
+        assert (self.remote_folder(run_id) / "checkpoints" / f"step_{step:06d}.pt").is_file()
+        assert self.record(run_id)["attempts"][0]["incident"] is None
         return step
 
     def finish(self, run_id: str) -> None:
         """Let the script end; every step that it wrote is stored once."""
-        folder = self.there(run_id)
+        folder = self.remote_folder(run_id)
         (folder / "enough").touch()
         self.machine.wait_for(run_id, "succeeded", timeout=self.wait_seconds)
         assert self.steps(run_id) == list(range((folder / "metrics.jsonl").read_text().count("\n")))
@@ -142,18 +142,18 @@ class CopiedHome(TargetHome):
         self.keep_code_in_git()
         self.set_target(**options)
 
-    def there(self, run_id: str) -> Path:
+    def remote_folder(self, run_id: str) -> Path:
         return next(self.runs.glob(f"*/{run_id}"), self.runs / "none")
 
 
 def running_slurm(*nodes: str) -> Iterator[SlurmCluster]:
     skip_without_slurm()
-    made = SlurmCluster(nodes)
+    cluster = SlurmCluster(nodes)
     try:
-        made.start()
-        yield made
+        cluster.start()
+        yield cluster
     finally:
-        made.stop()
+        cluster.stop()
 
 
 @pytest.fixture(scope="module")
@@ -183,8 +183,8 @@ def slurm(machine: Machine, empty_slurm: SlurmCluster) -> SlurmHome:
 
 @pytest.fixture
 def remote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RemoteMachine]:
-    with remote_machine(tmp_path / "remote", monkeypatch) as made:
-        yield made
+    with remote_machine(tmp_path / "remote", monkeypatch) as machine:
+        yield machine
 
 
 @pytest.fixture
@@ -196,7 +196,7 @@ def login(machine: Machine, empty_slurm: SlurmCluster, remote: RemoteMachine) ->
 def ssh(machine: Machine, remote: RemoteMachine) -> Iterator[CopiedHome]:
     yield CopiedHome(machine, remote.runs, **remote.target(), kind="ssh")
     for record in remote.runs.glob("*/*/attempts/*/remote/started.json"):
-        # Whatever happened, nothing of the remote side stays.
+        # Also after a failed test, the remote side must end.
         pid = int(json.loads(record.read_text())["shim_pid"])
         if identify(pid) is not None:
             os.kill(pid, signal.SIGUSR2)
@@ -205,12 +205,12 @@ def ssh(machine: Machine, remote: RemoteMachine) -> Iterator[CopiedHome]:
 
 @pytest.fixture(scope="module")
 def ray_cluster() -> Iterator[RayCluster]:
-    made = RayCluster(program())
+    cluster = RayCluster(program())
     try:
-        made.start()
-        yield made
+        cluster.start()
+        yield cluster
     finally:
-        made.stop()
+        cluster.stop()
 
 
 @pytest.fixture

@@ -80,7 +80,7 @@ class RayCluster:
             _, alive = psutil.wait_procs([psutil.Process(self.head.pid), *children], timeout=15)
             _kill(alive)
             self.head.wait()
-        # Its parts leave its process tree; all of them have its folder on their command line.
+        # Ray's processes leave the process tree; each of them has the cluster's folder on its command line.
         everyone = psutil.process_iter(["cmdline"])
         _kill(
             process for process in everyone if any(str(self.folder) in word for word in process.info["cmdline"] or ())

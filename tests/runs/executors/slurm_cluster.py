@@ -57,7 +57,7 @@ PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityTier=
 PartitionName=cancelled Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=1 PreemptMode=CANCEL GraceTime=15
 PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=10 PreemptMode=OFF
 """
-# Several on one machine need a build for that (Debian's is).
+# Several nodes on one machine need a slurmd built with --enable-multiple-slurmd, as Debian's is.
 NODE = (
     "NodeName={name} NodeHostname=localhost NodeAddr=127.0.0.1 Port={port} CPUs={cpus} RealMemory=1000 Gres=gpu:2 "
     "State=UNKNOWN"
@@ -151,13 +151,13 @@ class SlurmCluster:
 
 
 def free_ports(count: int) -> list[int]:
-    held = [socket.socket() for _ in range(count)]
+    sockets = [socket.socket() for _ in range(count)]
     try:
-        for port in held:
+        for port in sockets:
             port.bind(("127.0.0.1", 0))
-        return [int(port.getsockname()[1]) for port in held]
+        return [int(port.getsockname()[1]) for port in sockets]
     finally:
-        for port in held:
+        for port in sockets:
             port.close()
 
 

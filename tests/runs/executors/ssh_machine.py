@@ -26,7 +26,9 @@ class RemoteMachine:
     ``runs``."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.runs, self.config = folder, folder / "runs", folder / "config"
+        self.folder = folder
+        self.runs = folder / "runs"
+        self.config = folder / "config"
         (port,) = free_ports(1)
         for name in ("host", "user"):
             subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)], check=True)
@@ -84,14 +86,14 @@ def remote_machine(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Re
     runtime = Path(tempfile.mkdtemp(prefix="gputui-"))
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
     folder.mkdir()
-    made = RemoteMachine(folder)
+    machine = RemoteMachine(folder)
     try:
-        yield made
+        yield machine
     finally:
         for socket in (runtime / "gputui-ssh").glob("*"):
             subprocess.run(
-                ["ssh", "-F", str(made.config), "-o", f"ControlPath={socket}", "-O", "exit", "kepler"],
+                ["ssh", "-F", str(machine.config), "-o", f"ControlPath={socket}", "-O", "exit", "kepler"],
                 capture_output=True, timeout=20, check=False,
             )  # fmt: skip
-        made.stop()
+        machine.stop()
         shutil.rmtree(runtime)

@@ -21,17 +21,17 @@ class Crowded(JobsApi):
         self.records: dict[str, dict[str, Any]] = {}
 
     def call(
-        self, method: str, path: str, given: Any = None, seconds: float = CALL_SECONDS, **query: str | int
+        self, method: str, path: str, body: Any = None, seconds: float = CALL_SECONDS, **query: str | int
     ) -> HttpAnswer:
         name = path.removeprefix("/api/jobs/")
         if name.endswith("/logs"):
             return HttpAnswer(200, b"{}")
         if method == "POST" and path == "/api/jobs/":
-            assert given["submission_id"] not in self.records
-            self.records[given["submission_id"]] = {"status": "PENDING"}
+            assert body["submission_id"] not in self.records
+            self.records[body["submission_id"]] = {"status": "PENDING"}
         elif method == "GET":
-            found = self.records.get(name)
-            return HttpAnswer(404 if found is None else 200, json.dumps(found).encode(), None)
+            record = self.records.get(name)
+            return HttpAnswer(404 if record is None else 200, json.dumps(record).encode(), None)
         return HttpAnswer(200, b"{}", None)
 
     def fail(self, error_type: str) -> None:
@@ -54,6 +54,13 @@ def ray_turn(runner: RayRunner) -> bool:
     return runner.poll()
 
 
+class Forgetful(JobsApi):
+    """A head that was begun anew: it answers, and knows no job."""
+
+    def call(self, *_: Any, **__: Any) -> HttpAnswer:
+        return HttpAnswer(404, b"")
+
+
 def test_a_stop_ends_what_a_cluster_that_does_not_answer_never_got(tmp_path: Path) -> None:
     runner = RayRunner(ray_attempt(tmp_path))
     assert not ray_turn(runner) and runner.contacts.problem is not None
@@ -72,18 +79,11 @@ def test_a_job_that_waited_too_long_for_its_cluster_is_submitted_again(tmp_path:
         if turns < 3:
             api.fail("JOB_SUPERVISOR_ACTOR_START_TIMEOUT")
     assert not (folder / "exit.json").exists()
-    # Once a person has stopped the run, none takes the place of one that waited too long.
+    # Once a person has stopped the run, no new job replaces one that waited too long.
     runner.stop = {"at": 1.0, "at_once": False, "asked": False}
     api.fail("JOB_SUPERVISOR_ACTOR_START_TIMEOUT")
     assert any(ray_turn(runner) for _ in range(UNSEEN_LOOKS)) and len(api.records) == 3
     assert json.loads((folder / "exit.json").read_text())["stop_requested"]
-
-
-class Forgetful(JobsApi):
-    """A head that was begun anew: it answers, and knows no job."""
-
-    def call(self, *_: Any, **__: Any) -> HttpAnswer:
-        return HttpAnswer(404, b"")
 
 
 def test_a_job_that_its_cluster_has_forgotten_has_ended(tmp_path: Path) -> None:

@@ -23,12 +23,28 @@ from gputui.runs.executors.remote_checkpoints import newest_checkpoint, read_per
 from gputui.runs.executors.remote_runner import PROGRAM_MAIN, zipapp
 from tests.tables import table
 
+SHA256 = hashlib.sha256(b"weights").hexdigest()
+
+# Sends the body that started it Slurm's warning of the time limit, then ends as if it had been stopped.
+WARNED_SHIM = """
+import json, os, pathlib, signal, sys
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+os.kill(os.getppid(), signal.SIGUSR1)
+signal.sigwait([signal.SIGTERM])
+pathlib.Path(sys.argv[2], "exit.json").write_text(json.dumps({"code": 0, "stop_requested": True}))
+"""
+# Gets the warning while the body looks for checkpoints, before the shim is started.
+WARNED_BODY = (
+    "from gputui.runs.executors import remote\nremote.Body.claim_attempt = lambda body: body.note_warning() or True\n"
+)
+
 
 class RemoteFolder:
     """A run's folder there; hours are those of its clock."""
 
     def __init__(self, root: Path) -> None:
-        self.root, self.checkpoints = root, root / "checkpoints"
+        self.root = root
+        self.checkpoints = root / "checkpoints"
         self.checkpoints.mkdir()
 
     def attempt(self, number: int, begun: float, ended: float, base: str | None = None) -> None:
@@ -48,44 +64,56 @@ class RemoteFolder:
             archive.writestr("weights", "w")
         os.utime(self.checkpoints / name, (at * 3600,) * 2)
 
-    def found(self, *lineage: dict[str, Any]) -> str | None:
-        found = newest_checkpoint(self.checkpoints, "*.pt", read_periods(self.folder(9), list(lineage)))
-        return None if found is None else Path(found).name
+    def newest_name(self, *lineage: dict[str, Any]) -> str | None:
+        path = newest_checkpoint(self.checkpoints, "*.pt", read_periods(self.folder(9), list(lineage)))
+        return None if path is None else Path(path).name
 
 
-def of(attempt: int, *, until: float | None = None, failed: bool = False) -> dict[str, Any]:
-    return {"attempt": attempt, "until": None if until is None else until * 3600, "failed": failed}
+def of(attempt: int, *, end: float | None = None, failed: bool = False) -> dict[str, Any]:
+    return {"attempt": attempt, "until": None if end is None else end * 3600, "failed": failed}
 
 
 @pytest.fixture
 def remote_folder(tmp_path: Path) -> RemoteFolder:
-    made = RemoteFolder(tmp_path)
-    made.attempt(1, 1.0, 3.0)
-    made.attempt(2, 4.0, 6.0)
+    remote_folder = RemoteFolder(tmp_path)
+    remote_folder.attempt(1, 1.0, 3.0)
+    remote_folder.attempt(2, 4.0, 6.0)
     for name, at in (("other.pt", 0.5), ("step_10.pt", 1.5), ("step_20.pt", 2.5), ("between.pt", 3.5)):
-        made.save(name, at)
-    return made
+        remote_folder.save(name, at)
+    return remote_folder
+
+
+def saved_by_zip(method: int = zipfile.ZIP_STORED) -> bytes:
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w", method) as archive:
+        archive.writestr("state", bytes(range(256)) * 20)
+    return content.getvalue()
+
+
+WHOLE = saved_by_zip()
+DEFLATED = saved_by_zip(zipfile.ZIP_DEFLATED)
+DAMAGED = DEFLATED[:60] + b"\xff" * 20 + DEFLATED[80:]
 
 
 def test_only_what_its_course_wrote_is_taken(remote_folder: RemoteFolder) -> None:
-    assert remote_folder.found(of(1), of(2)) == "step_20.pt"
-    assert remote_folder.found(of(2)) is None
+    assert remote_folder.newest_name(of(1), of(2)) == "step_20.pt"
+    assert remote_folder.newest_name(of(2)) is None
     remote_folder.save("step_30.pt", 5.0)
-    assert remote_folder.found(of(1), of(2)) == "step_30.pt"
-    assert remote_folder.found() is None and remote_folder.found(of(7)) is None
+    assert remote_folder.newest_name(of(1), of(2)) == "step_30.pt"
+    assert remote_folder.newest_name() is None and remote_folder.newest_name(of(7)) is None
 
 
 def test_what_was_written_after_numbers_went_wrong_is_not(remote_folder: RemoteFolder) -> None:
-    assert remote_folder.found(of(1, until=2.0)) == "step_10.pt"
-    assert remote_folder.found(of(1, until=1.0)) is None
+    assert remote_folder.newest_name(of(1, end=2.0)) == "step_10.pt"
+    assert remote_folder.newest_name(of(1, end=1.0)) is None
 
 
 def test_one_that_could_not_be_begun_from_is_tried_after_those_before(remote_folder: RemoteFolder) -> None:
     remote_folder.attempt(3, 7.0, 7.1, "step_20.pt")
-    assert remote_folder.found(of(1), of(3)) == "step_20.pt"
-    assert remote_folder.found(of(1), of(3, failed=True)) == "step_10.pt"
+    assert remote_folder.newest_name(of(1), of(3)) == "step_20.pt"
+    assert remote_folder.newest_name(of(1), of(3, failed=True)) == "step_10.pt"
     (remote_folder.checkpoints / "step_10.pt").unlink()
-    assert remote_folder.found(of(1), of(3, failed=True)) == "step_20.pt"
+    assert remote_folder.newest_name(of(1), of(3, failed=True)) == "step_20.pt"
 
 
 @pytest.mark.parametrize(
@@ -101,19 +129,7 @@ def test_a_distributed_checkpoint_whose_save_was_cut_short_is_not_taken(
             (folder / name).write_text("w")
             os.utime(folder / name, (at * 3600,) * 2)
     os.utime(folder, (5.1 * 3600,) * 2)
-    assert remote_folder.found(of(1), of(2)) == expected
-
-
-def saved_by_zip(method: int = zipfile.ZIP_STORED) -> bytes:
-    content = io.BytesIO()
-    with zipfile.ZipFile(content, "w", method) as archive:
-        archive.writestr("state", bytes(range(256)) * 20)
-    return content.getvalue()
-
-
-WHOLE, DEFLATED = saved_by_zip(), saved_by_zip(zipfile.ZIP_DEFLATED)
-DAMAGED = DEFLATED[:60] + b"\xff" * 20 + DEFLATED[80:]
-SHA256 = hashlib.sha256(b"weights").hexdigest()
+    assert remote_folder.newest_name(of(1), of(2)) == expected
 
 
 @table("files, verdict", [
@@ -135,7 +151,7 @@ def test_both_sides_judge_a_checkpoint_alike(files: dict[str, bytes], verdict: s
         (tmp_path / name).write_bytes(data)
     path = tmp_path / next(iter(files), "gone.pt").partition("/")[0]
     (tmp_path / remote.PROGRAM).write_bytes(zipapp())
-    # Without the packages that gputui has here, and without gputui's own folder.
+    # The remote Python has neither gputui's packages nor gputui itself.
     script = "import sys; sys.path[:0] = sys.argv[1:2]\nfrom gputui.runs.checkpoint_formats import validate, Path\n"
     argv = [sys.executable, "-I", "-S", "-c", f"{script}print(validate(Path(sys.argv[2])))"]
     done = subprocess.run(
@@ -153,44 +169,30 @@ def test_one_that_can_be_checked_comes_before_a_newer_one_that_cannot(
 ) -> None:
     (remote_folder.checkpoints / "latest.pt").write_bytes(newest)
     os.utime(remote_folder.checkpoints / "latest.pt", (5.1 * 3600,) * 2)
-    assert remote_folder.found(of(1), of(2)) == expected
+    assert remote_folder.newest_name(of(1), of(2)) == expected
     if newest == b"\x80\x02":
-        assert remote_folder.found(of(2)) == "latest.pt"
+        assert remote_folder.newest_name(of(2)) == "latest.pt"
 
 
-@table("known, most_bytes, sent, is_partial", [
+@table("known_bytes, most_bytes, sent, is_partial", [
     ({}, 9, {"m.jsonl": b"0123456789"[:9], "n.log": b"abcdefghij"[:9]}, True),
     ({"m.jsonl": 4}, 9, {"m.jsonl": b"456789", "n.log": b"abcdefghi"}, False),
     ({"m.jsonl": 10, "n.log": 10}, 9, {}, False), ({"m.jsonl": 12, "n.log": 10}, 9, {"m.jsonl": b"012345678"}, True),
 ])  # fmt: skip
 def test_a_report_says_whether_it_has_all_metrics(
-    remote_folder: RemoteFolder, known: dict[str, int], most_bytes: int, sent: dict[str, bytes], is_partial: bool
+    remote_folder: RemoteFolder, known_bytes: dict[str, int], most_bytes: int, sent: dict[str, bytes], is_partial: bool
 ) -> None:
     (remote_folder.root / "m.jsonl").write_bytes(b"0123456789")
     logs = remote_folder.folder(2).parent / "nodes"
     logs.mkdir(exist_ok=True)
     (logs / "n.log").write_bytes(b"abcdefghij")
     names = {"m.jsonl": "m.jsonl", "n.log": str((logs / "n.log").relative_to(remote_folder.root))}
-    request = {"metrics": ["*.jsonl"], "cuts": {}, "known": {names[name]: count for name, count in known.items()}}
-    found = remote.report(remote_folder.folder(2), request, most_bytes)
-    assert {name: base64.b64decode(part["data"]) for name, part in found["grown"].items()} == {
+    request = {"metrics": ["*.jsonl"], "cuts": {}, "known": {names[name]: count for name, count in known_bytes.items()}}
+    report = remote.report(remote_folder.folder(2), request, most_bytes)
+    assert {name: base64.b64decode(part["data"]) for name, part in report["grown"].items()} == {
         names[name]: data for name, data in sent.items()
     }
-    assert found["is_partial"] is is_partial
-
-
-# Has its start warned of the limit, as Slurm does, and ends as one that was asked to.
-WARNED_SHIM = """
-import json, os, pathlib, signal, sys
-signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
-os.kill(os.getppid(), signal.SIGUSR1)
-signal.sigwait([signal.SIGTERM])
-pathlib.Path(sys.argv[2], "exit.json").write_text(json.dumps({"code": 0, "stop_requested": True}))
-"""
-# Is warned while the body looks for checkpoints, before there is a shim.
-WARNED_BODY = (
-    "from gputui.runs.executors import remote\nremote.Body.claim_attempt = lambda body: body.note_warning() or True\n"
-)
+    assert report["is_partial"] is is_partial
 
 
 @pytest.mark.parametrize(("shim", "body"), [(WARNED_SHIM, ""), ("raise SystemExit", WARNED_BODY)])

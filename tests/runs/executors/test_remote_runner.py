@@ -28,19 +28,23 @@ from tests.tables import table
 JOB = "7"
 MOST_TURNS = 20
 
+HOUR = 3600.0
+
 
 def listed(state: str, ended_by: EndedBy | None = None) -> JobStatus:
     return JobStatus(JOB, state, None if ended_by is None else ended_by.upper(), nodes=("n1",), ended_by=ended_by)
 
 
-NODE_FAIL, PREEMPTED = listed("ended", "node_fail"), listed("ended", "preempted")
+NODE_FAIL = listed("ended", "node_fail")
+PREEMPTED = listed("ended", "preempted")
 
 
 class Target:
     """A target's states, one after another, the last for ever; what it is asked to do."""
 
     def __init__(self, folder: Path, *states: JobStatus | None) -> None:
-        self.folder, self.states = folder, list(states)
+        self.folder = folder
+        self.states = list(states)
         self.submitted: list[str] = []
         self.number: str | None = JOB
         self.cancelled: list[str] = []
@@ -53,38 +57,38 @@ class Target:
 class Doctored(RemoteRunner):
     def __init__(self, target: Target) -> None:
         super().__init__(target.folder)
-        self.there = target
+        self.fake_target = target
 
     def reach(self) -> None:
         self.jobs("")
 
     def submit(self, token: str) -> str | None:
-        self.there.submitted.append(token)
-        return self.there.number
+        self.fake_target.submitted.append(token)
+        return self.fake_target.number
 
     def jobs(self, token: str) -> list[JobStatus]:
-        if not self.there.is_reached:
+        if not self.fake_target.is_reached:
             raise UnreachableError("nobody answers")
-        found = self.there.now() if self.there.submitted else None
-        return [] if found is None else [found]
+        status = self.fake_target.now() if self.fake_target.submitted else None
+        return [] if status is None else [status]
 
     def signal_job(self, job: str, *, at_once: bool) -> None:
         raise AssertionError("nobody asked for a stop")
 
     def cancel(self, job: str) -> None:
-        self.there.cancelled.append(job)
+        self.fake_target.cancelled.append(job)
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    made = tmp_path / "attempts" / "1"
-    made.mkdir(parents=True)
+    folder = tmp_path / "attempts" / "1"
+    folder.mkdir(parents=True)
     plan = {
         "attempt": 1, "run_id": "a-1", "argv": ["true"], "target": {"name": "lab", "kind": "slurm"},
         "output": "output.log", "grace_seconds": 5.0, "asks": {"gpus": 2, "ranks": 2},
     }  # fmt: skip
-    (made / "attempt.json").write_text(json.dumps(plan))
-    return made
+    (folder / "attempt.json").write_text(json.dumps(plan))
+    return folder
 
 
 def turn(runner: RemoteRunner) -> bool:
@@ -108,37 +112,46 @@ def begin(runner: RemoteRunner) -> None:
     (runner.remote / "started.json").write_text(json.dumps({"at": 1.0}))
 
 
+def stop(runner: RemoteRunner, *, at_once: bool = False) -> None:
+    runner.stop = {"at": time.time(), "at_once": at_once, "asked": False}
+
+
+def missing(*_: object) -> None:
+    raise MissingProgramError("sbatch: No such file or directory")
+
+
 @pytest.mark.parametrize("word", [NODE_FAIL, None])
 def test_a_job_that_is_put_into_the_queue_again_has_not_ended(folder: Path, word: JobStatus | None) -> None:
-    there = Target(folder, listed("running"))
-    runner = Doctored(there)
+    target = Target(folder, listed("running"))
+    runner = Doctored(target)
     turn(runner)
     begin(runner)
-    there.states = [word, word, listed("pending"), word, word, listed("running")]
+    target.states = [word, word, listed("pending"), word, word, listed("running")]
     assert not any(turn(runner) for _ in range(6))
     (runner.remote / "exit.json").write_text(json.dumps({"code": 0, "signal": None, "stop_requested": False}))
     record = end_of(runner)
     assert (record["code"], record.get("ended_by")) == (0, None)
-    assert len(there.submitted) == 1 and there.cancelled == []
+    assert len(target.submitted) == 1 and target.cancelled == []
 
 
 @pytest.mark.parametrize(("number", "unlisted"), [(None, 3), ("2026", 0)])
 def test_a_job_whose_number_was_not_said_is_followed_and_none_is_submitted_beside_it(
     folder: Path, number: str | None, unlisted: int
 ) -> None:
-    there = Target(folder, *[None] * unlisted, listed("running"))
-    there.number = number
-    runner = Doctored(there)
-    while not turn(runner) and len(there.states) > 1:
+    target = Target(folder, *[None] * unlisted, listed("running"))
+    target.number = number
+    runner = Doctored(target)
+    while not turn(runner) and len(target.states) > 1:
         pass
     assert not turn(runner) and runner.status is not None and runner.status.job == JOB
-    assert len(there.submitted) == 1 and there.cancelled == []
+    assert len(target.submitted) == 1 and target.cancelled == []
 
 
 def test_a_contact_counts_once_all_metrics_are_here(folder: Path) -> None:
     runner = Doctored(Target(folder, listed("running")))
     turn(runner)
-    first, runner.contacts.is_behind = runner.contacts.newest_at, True
+    first = runner.contact_at
+    runner.is_behind = True
     turn(runner)
     assert first is not None and runner.contacts.newest_at == first and runner.contacts.due_at <= time.monotonic()
     runner.contacts.is_behind = False
@@ -152,27 +165,20 @@ def test_a_contact_counts_once_all_metrics_are_here(folder: Path) -> None:
     assert (placed["contact_at"], placed["poll_seconds"]) == (runner.contacts.newest_at, runner.contacts.poll_seconds)
 
 
-def stop(runner: RemoteRunner, *, at_once: bool = False) -> None:
-    runner.stop = {"at": time.time(), "at_once": at_once, "asked": False}
-
-
 def test_the_time_in_the_queue_is_not_the_time_that_a_job_ran() -> None:
     clock = JobClock()
     for at, state in enumerate((None, "pending", "configuring", "running", "suspended", "requeued", "running"), 1):
         clock.count(state, 10.0 * at)
-    # A contact after the clock was set back.
+    # The clock was set back since the last contact.
     clock.count("running", 0.0)
     assert (clock.queued_seconds, clock.ran_seconds) == (20.0, 30.0)
-
-
-HOUR = 3600.0
 
 
 @table(
     ("ran", "recorded", "expected"),
     [
         (9 * HOUR, (HOUR,), HOUR), (HOUR, (9 * HOUR,), 9 * HOUR), (9 * HOUR, (HOUR, 2 * HOUR), 3 * HOUR),
-        # The running start, and one that left no record.
+        # None stands for the start that is still running, or for one that left no record.
         (HOUR, (None,), HOUR), (HOUR, (2 * HOUR, None), 2 * HOUR), (5 * HOUR, (None, HOUR), 5 * HOUR),
     ],
 )  # fmt: skip
@@ -183,20 +189,20 @@ def test_complete_records_of_the_target_beat_the_clock(
 
 
 def test_time_without_contact_counts_only_by_the_record_of_the_target(folder: Path) -> None:
-    there = Target(folder, listed("running"))
-    runner = Doctored(there)
+    target = Target(folder, listed("running"))
+    runner = Doctored(target)
     turn(runner)
     begin(runner)
-    # Nobody answered for eight hours, or no runner asked.
+    # For eight hours the target did not answer; below, no runner asked it.
     runner.clock = JobClock(ran_seconds=HOUR, counted_at=time.time() - 8 * HOUR)
-    there.is_reached = False
+    target.is_reached = False
     turn(runner)
-    there.is_reached = True
+    target.is_reached = True
     turn(runner)
     placed = json.loads((folder / "placement.json").read_text())
     assert HOUR <= placed["ran_seconds"] < 2 * HOUR
     (folder / "placement.json").write_text(json.dumps({**placed, "contact_at": time.time() - 8 * HOUR}))
-    successor = Doctored(there)
+    successor = Doctored(target)
     turn(successor)
     assert successor.clock.ran_seconds < 2 * HOUR
     times = {"started_at": 10.0, "ended_at": 10.0 + 5 * HOUR}
@@ -220,16 +226,12 @@ def test_a_report_counts_gpus_and_at_least_the_time_that_the_starts_of_a_job_rec
 
 
 def test_a_stop_ends_an_attempt_that_was_never_submitted(folder: Path) -> None:
-    there = Target(folder, None)
-    there.is_reached = False
-    runner = Doctored(there)
-    assert not turn(runner) and runner.contacts.problem is not None
+    target = Target(folder, None)
+    target.is_reached = False
+    runner = Doctored(target)
+    assert not turn(runner) and runner.problem is not None
     stop(runner)
-    assert end_of(runner, within=1)["stop_requested"] and not there.submitted
-
-
-def missing(*_: object) -> None:
-    raise MissingProgramError("sbatch: No such file or directory")
+    assert end_of(runner, within=1)["stop_requested"] and not target.submitted
 
 
 def test_a_missing_program_refuses_what_was_not_submitted_and_ends_nothing_that_was(
@@ -246,11 +248,11 @@ def test_a_missing_program_refuses_what_was_not_submitted_and_ends_nothing_that_
 
 
 def test_a_stop_at_once_gives_up_a_target_that_does_not_answer(folder: Path) -> None:
-    there = Target(folder, listed("running"))
-    runner = Doctored(there)
+    target = Target(folder, listed("running"))
+    runner = Doctored(target)
     turn(runner)
     begin(runner)
-    there.is_reached = False
+    target.is_reached = False
     stop(runner)
     assert not turn(runner) and runner.contacts.due_at < time.monotonic() + MAX_PAUSE_OF_STOP_SECONDS
     stop(runner, at_once=True)
@@ -289,36 +291,36 @@ def test_a_runner_has_the_clients_variables_of_the_launching_shell_and_none_of_t
 
 
 def test_one_that_has_ended_is_taken_off_the_target_before_the_attempt_is_over(folder: Path) -> None:
-    there = Target(folder, listed("running"))
-    runner = Doctored(there)
+    target = Target(folder, listed("running"))
+    runner = Doctored(target)
     turn(runner)
     begin(runner)
-    there.states = [PREEMPTED]
+    target.states = [PREEMPTED]
     assert end_of(runner)["ended_by"] == PREEMPTED.ended_by
-    assert there.cancelled == [JOB] and (runner.remote / remote.OVER).exists()
+    assert target.cancelled == [JOB] and (runner.remote / remote.OVER).exists()
 
 
 def test_an_attempt_is_not_over_while_nobody_can_say_that_its_job_is_gone(folder: Path) -> None:
-    there = Target(folder, listed("running"))
-    runner = Doctored(there)
+    target = Target(folder, listed("running"))
+    runner = Doctored(target)
     turn(runner)
     begin(runner)
-    there.states = [NODE_FAIL]
+    target.states = [NODE_FAIL]
     assert not turn(runner) and not turn(runner)
-    there.is_reached = False
-    assert not any(turn(runner) for _ in range(5)) and runner.contacts.problem is not None
-    there.is_reached = True
+    target.is_reached = False
+    assert not any(turn(runner) for _ in range(5)) and runner.problem is not None
+    target.is_reached = True
     assert end_of(runner)["ended_by"] == "node_fail"
 
 
 def test_one_that_ended_by_itself_is_over_whatever_is_known_of_its_job(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    there = Target(folder, listed("running"))
-    runner = Doctored(there)
+    target = Target(folder, listed("running"))
+    runner = Doctored(target)
     turn(runner)
     begin(runner)
-    there.states = [None]
+    target.states = [None]
     monkeypatch.setattr(runner, "unlisted_status", unreachable)
     assert not any(turn(runner) for _ in range(5)) and runner.contacts.problem is not None
     (runner.remote / "exit.json").write_text(json.dumps({"code": 3, "signal": None, "stop_requested": False}))

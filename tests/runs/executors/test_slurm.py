@@ -27,25 +27,47 @@ from tests.texts import mentions
 
 WAIT_SECONDS = 90.0
 
+RENAMED = CommandResult(0, "Hello\n7|RUNNING|None|||N/A|another comment\n", "")
+NO_JOB = CommandResult(1, "", "slurm_load_jobs error: Invalid job id specified\n")
+NO_HISTORY = CommandResult(1, "", "Slurm accounting storage is disabled\n")
+FAILED = CommandResult(1, "", "squeue: error: something new\n")
+
+
+@pytest.fixture
+def answers(monkeypatch: pytest.MonkeyPatch) -> dict[str, CommandResult]:
+    """The output of each of Slurm's commands."""
+    results: dict[str, CommandResult] = {}
+    monkeypatch.setattr(TargetShell, "call", lambda _, argv, *_options: results[argv[2 if argv[0] == "env" else 0]])
+    return results
+
+
+@pytest.fixture
+def runner(tmp_path: Path) -> SlurmRunner:
+    plan = {"target": {"kind": "slurm"}, "run_id": "a-1", "attempt": 1, "asks": {"gpus": 0}, "argv": ["python"]}
+    folder = tmp_path / "attempts" / "1"
+    (folder / "remote").mkdir(parents=True)
+    (folder / "attempt.json").write_text(json.dumps(plan))
+    return SlurmRunner(folder)
+
 
 @pytest.mark.long
 def test_before_its_limit_a_run_saves_is_requeued_and_goes_on_at_the_saved_step(slurm: SlurmHome) -> None:
     run_id = slurm.launch("steps=400", "seconds=0.05")
     slurm.wait_for_step(run_id, 15)
     (job,) = slurm.submitted(run_id)
-    # What the cluster sends so many seconds before the limit.
+    # The signal that Slurm sends some seconds before the limit.
     slurm.cluster.run("scancel", "--batch", "--signal=USR1", job)
     slurm.wait_for_place(run_id, "requeued")
     wait_until(lambda: slurm.placement(run_id).get("reason") == "BeginTime", WAIT_SECONDS, "the reason")
     assert slurm.machine.state(run_id) == "running"
-    # Long before KillWait is over, which a job that stays would use.
+    # A job that did not end by itself would keep the node until KillWait is over, much longer.
     wait_until(lambda: "idle" in slurm.cluster.run("sinfo", "-h", "-o", "%T"), 30.0, "a node for others")
     saved = slurm.steps(run_id)[-1]
     slurm.cluster.run("scontrol", "update", f"JobId={job}", "StartTime=now")
     slurm.wait_for_step(run_id, saved + 5)
     wait_until(lambda: slurm.placement(run_id).get("restarts") == 1, WAIT_SECONDS, "the count of restarts")
     slurm.finish(run_id)
-    (attempt,) = slurm.shown(run_id)["attempts"]
+    (attempt,) = slurm.record(run_id)["attempts"]
     assert slurm.submitted(run_id) == [job] and attempt["placement"]["limit_restarts"] == 1
     assert attempt["placement"]["queued_seconds"] > 0 and attempt["placement"]["ran_seconds"] > 0
     story = " ".join(slurm.machine.gputui("explain", run_id).split())
@@ -66,11 +88,11 @@ def test_one_that_is_preempted_goes_on_in_another_job(slurm: SlurmHome) -> None:
     assert urgent.isdigit()
     wait_until(lambda: len(slurm.submitted(run_id)) == 2, WAIT_SECONDS, "another job")
     slurm.wait_for_step(run_id, slurm.steps(run_id)[-1] + 3, attempt=2)
-    (slurm.there(run_id) / "enough").touch()
+    (slurm.remote_folder(run_id) / "enough").touch()
     slurm.machine.wait_for(run_id, "succeeded", timeout=WAIT_SECONDS)
-    made = slurm.steps(run_id)
-    assert sorted(set(made)) == list(range(max(made) + 1)), "no step lost"
-    assert slurm.shown(run_id)["attempts"][0]["incident"]["kind"] == "preempted"
+    steps = slurm.steps(run_id)
+    assert sorted(set(steps)) == list(range(max(steps) + 1)), "no step lost"
+    assert slurm.record(run_id)["attempts"][0]["incident"]["kind"] == "preempted"
 
 
 @pytest.mark.long
@@ -91,11 +113,11 @@ def test_a_run_is_submitted_with_the_environment_of_its_own_shell(
     with monkeypatch.context() as earlier:
         earlier.delenv("SLURM_CONF")
         slurm.machine.gputui("agent", "start")
-    words = ("--on", "lab", "--gpus", "2", "--set", "steps=100000")
-    run_id = str(slurm.machine.json("run", slurm.profile, *words)["id"])
+    arguments = ("--on", "lab", "--gpus", "2", "--set", "steps=100000")
+    run_id = str(slurm.machine.json("run", slurm.profile, *arguments)["id"])
     slurm.wait_for_step(run_id, 5)
     slurm.finish(run_id)
-    assert slurm.shown(run_id)["gpu_hours"] > 0
+    assert slurm.record(run_id)["gpu_hours"] > 0
     assert mentions(slurm.machine.gputui("explain", run_id), "2 GPUs", "lab")
 
 
@@ -110,7 +132,7 @@ def test_a_run_that_was_never_submitted_can_be_removed(
     if end == "stopped":
         wait_until(lambda: slurm.placement(run_id).get("problem"), WAIT_SECONDS, "a problem")
         slurm.machine.gputui("stop", run_id)
-    # A stop waits for a call of sbatch that is being made, which may take 30 s.
+    # A stop waits for a running call of sbatch, which may take 30 s.
     slurm.machine.wait_for(run_id, end, timeout=WAIT_SECONDS)
     slurm.machine.gputui("rm", run_id)
     assert not slurm.submitted(run_id)
@@ -133,7 +155,7 @@ def test_a_run_that_is_started_again_has_the_environment_and_the_limit_of_then(
     slurm.wait_for_step(run_id, 5, attempt=3)
     job = slurm.submitted(run_id)[-1]
     assert slurm.cluster.run("squeue", "-h", "-t", "all", "-j", job, "-o", "%l").strip() == "9:00"
-    (slurm.there(run_id) / "enough").touch()
+    (slurm.remote_folder(run_id) / "enough").touch()
     output, errors = waiting.communicate(timeout=WAIT_SECONDS)
     assert waiting.returncode == 0 and "succeeded" in output, output + errors
 
@@ -150,34 +172,17 @@ def test_a_suspended_run_is_shown_as_such_and_saves_when_it_is_stopped(slurm: Sl
 
 @pytest.mark.long
 def test_the_trials_of_a_grid_are_jobs_beside_each_other(slurm: SlurmHome) -> None:
-    words = ("--grid", "steps=100000,90000", "--on", "lab", "--parallel", "2", "--name", "swept")
-    slurm.machine.json("study", "run", slurm.profile, *words)
+    arguments = ("--grid", "steps=100000,90000", "--on", "lab", "--parallel", "2", "--name", "swept")
+    slurm.machine.json("study", "run", slurm.profile, *arguments)
     runs = [f"swept-1-t{number}-1" for number in range(2)]
     for run_id in runs:
         slurm.wait_for_step(run_id, 5)
     for run_id in runs:
         slurm.finish(run_id)
     wait_until(lambda: slurm.machine.json("study", "show")["state"] == "finished", WAIT_SECONDS, "the study's end")
-    found = slurm.machine.json("study", "show")
-    assert [trial["state"] for trial in found["trials"]] == ["complete"] * 2 and found["target"] == "lab"
+    study = slurm.machine.json("study", "show")
+    assert [trial["state"] for trial in study["trials"]] == ["complete"] * 2 and study["target"] == "lab"
     assert all(len(slurm.submitted(run_id)) == 1 for run_id in runs)
-
-
-@pytest.fixture
-def answers(monkeypatch: pytest.MonkeyPatch) -> dict[str, CommandResult]:
-    """The output of each of Slurm's commands."""
-    found: dict[str, CommandResult] = {}
-    monkeypatch.setattr(TargetShell, "call", lambda _, argv, *given: found[argv[2 if argv[0] == "env" else 0]])
-    return found
-
-
-@pytest.fixture
-def runner(tmp_path: Path) -> SlurmRunner:
-    plan = {"target": {"kind": "slurm"}, "run_id": "a-1", "attempt": 1, "asks": {"gpus": 0}, "argv": ["python"]}
-    folder = tmp_path / "attempts" / "1"
-    (folder / "remote").mkdir(parents=True)
-    (folder / "attempt.json").write_text(json.dumps(plan))
-    return SlurmRunner(folder)
 
 
 @table("code, output, listed, expected", [
@@ -190,16 +195,10 @@ def test_the_job_is_found_in_whatever_sbatch_prints(
 ) -> None:
     answers |= {"sbatch": CommandResult(code, output, ""), "squeue": CommandResult(0, f"Hello\n{listed}", "")}
     try:
-        found = runner.submit("T")
+        job = runner.submit("T")
     except TargetRefusalError:
-        found = "refused"
-    assert found == expected
-
-
-RENAMED = CommandResult(0, "Hello\n7|RUNNING|None|||N/A|another comment\n", "")
-NO_JOB = CommandResult(1, "", "slurm_load_jobs error: Invalid job id specified\n")
-NO_HISTORY = CommandResult(1, "", "Slurm accounting storage is disabled\n")
-FAILED = CommandResult(1, "", "squeue: error: something new\n")
+        job = "refused"
+    assert job == expected
 
 
 @table("squeue, sacct, expected", [
@@ -218,10 +217,10 @@ def test_a_job_has_ended_only_where_no_answer_says_that_it_lives(
     answers |= {"squeue": squeue, "sacct": sacct}
     try:
         status = runner.unlisted_status("7")
-        found = None if status is None else status.state
+        state = None if status is None else status.state
     except UnreachableError:
-        found = "unknown"
-    assert found == expected
+        state = "unknown"
+    assert state == expected
 
 
 def test_a_person_may_give_up_a_job_that_only_its_history_calls_alive(
@@ -272,9 +271,9 @@ def test_what_a_check_cannot_read_is_a_failed_line(tmp_path: Path, monkeypatch: 
 
 
 def test_an_interpreter_that_does_not_exist_is_a_line_of_the_check_and_no_fault_of_the_cluster() -> None:
-    found = {each.name: each for each in check_environment(TargetShell(), {"python": "/nope/python"})}
-    assert found["python"].status == "fail" and "/nope/python" in found["python"].detail
-    assert found["torch"].status == "warn"
+    checks = {check.name: check for check in check_environment(TargetShell(), {"python": "/nope/python"})}
+    assert checks["python"].status == "fail" and "/nope/python" in checks["python"].detail
+    assert checks["torch"].status == "warn"
 
 
 @table("target, place", [

@@ -68,7 +68,7 @@ for step in range(begin, options.steps):
     time.sleep(options.seconds)
     if rank == 1 and step == options.fail_at and not options.resume:
         raise RuntimeError("the dog ate the gradients")
-    # How many ranks want to stop, and to end: all do what one does.
+    # The sums say how many ranks want to stop or to end; if one does, all do.
     wishes = torch.tensor([float(stopping), float((run_dir / "enough").exists()), 1.0])
     dist.all_reduce(wishes)
     if rank == 0:
@@ -84,10 +84,10 @@ dist.destroy_process_group()
 
 @pytest.fixture(scope="module")
 def slurm_cluster() -> Iterator[SlurmCluster]:
-    for made in running_slurm("n0", "n1"):
-        if "MULTIPLE_SLURMD         = Yes" not in made.run("scontrol", "show", "config"):
+    for cluster in running_slurm("n0", "n1"):
+        if "MULTIPLE_SLURMD         = Yes" not in cluster.run("scontrol", "show", "config"):
             pytest.skip("this SLURM runs one daemon for each machine")
-        yield made
+        yield cluster
 
 
 class Lab(SlurmHome):
@@ -104,9 +104,9 @@ class Lab(SlurmHome):
         """Let the script end; the steps that were made, some twice where an attempt followed another."""
         (self.machine.workspace.run_dir(run_id) / "enough").touch()
         self.machine.wait_for(run_id, "succeeded", timeout=WAIT_SECONDS)
-        made = self.steps(run_id)
-        assert sorted(set(made)) == list(range(max(made) + 1)), "no step lost"
-        return made
+        steps = self.steps(run_id)
+        assert sorted(set(steps)) == list(range(max(steps) + 1)), "no step lost"
+        return steps
 
 
 @pytest.fixture
@@ -131,20 +131,20 @@ def test_ranks_on_two_nodes_meet_and_a_stop_saves(lab: Lab) -> None:
 def test_a_rank_that_fails_on_the_second_node_ends_both_and_they_go_on_together(lab: Lab) -> None:
     run_id = lab.launch("fail_at=15")
     lab.wait_for_step(run_id, 20, attempt=2)
-    first = lab.shown(run_id)["attempts"][0]
+    first = lab.record(run_id)["attempts"][0]
     assert first["incident"]["kind"] == "user_exception" and first["incident"]["rank"] == 1
     assert len(lab.submitted(run_id, "pending,running,completing")) == 1
-    assert len(lab.end(run_id)) > 20 and len(lab.shown(run_id)["attempts"]) == 2
+    assert len(lab.end(run_id)) > 20 and len(lab.record(run_id)["attempts"]) == 2
 
 
 @pytest.mark.long
 def test_what_serves_a_node_and_is_killed_ends_the_attempt_on_all(lab: Lab) -> None:
     run_id = lab.launch()
     lab.wait_for_step(run_id, 10)
-    served = lab.there(run_id) / "attempts" / "1" / "remote" / "node-1" / "started.json"
+    served = lab.remote_folder(run_id) / "attempts" / "1" / "remote" / "node-1" / "started.json"
     os.kill(json.loads(served.read_text())["shim_pid"], signal.SIGKILL)
     lab.wait_for_step(run_id, 15, attempt=2)
-    first = lab.shown(run_id)["attempts"][0]
+    first = lab.record(run_id)["attempts"][0]
     assert first["incident"]["kind"] == "node_fail" and "n1 ended" in lab.machine.gputui("explain", run_id)
     lab.end(run_id)
 
@@ -166,7 +166,7 @@ def test_ranks_of_later_nodes_are_numbered_on(tmp_path: Path) -> None:
             place.mkdir(parents=True)
             (place / "stderr.log").write_text("x")
             (place / "error.json").write_text(json.dumps({"message": {"message": "E"}}))
-    wanted = [0, 3, 4, 7, 40, 43]
-    assert [log.rank for log in rank_logs(tmp_path)] == wanted
+    ranks = [0, 3, 4, 7, 40, 43]
+    assert [log.rank for log in rank_logs(tmp_path)] == ranks
     evidence = collect(tmp_path, exit=None, ended_at=None)
-    assert sorted(error.rank for error in evidence.errors if error.rank is not None) == wanted
+    assert sorted(error.rank for error in evidence.errors if error.rank is not None) == ranks
