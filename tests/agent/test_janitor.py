@@ -28,6 +28,11 @@ DAY = 86400.0
 
 LINES = 5000
 
+MINUTES = (
+    "SELECT at, sample_count, utilization_percent_mean, utilization_percent_min, utilization_percent_max, "
+    "utilization_percent_p95, energy_joules FROM gpu_minutes ORDER BY at"
+)
+
 
 class RecordedHome(Home):
     """A home with a recorder and what tidies behind it."""
@@ -76,12 +81,6 @@ class RecordedHome(Home):
 def home(workspace: Workspace) -> Iterator[RecordedHome]:
     with closing(RecordedHome(workspace)) as home:
         yield home
-
-
-MINUTES = (
-    "SELECT at, sample_count, utilization_percent_mean, utilization_percent_min, utilization_percent_max, "
-    "utilization_percent_p95, energy_joules FROM gpu_minutes ORDER BY at"
-)
 
 
 def add_alert(connection: sqlite3.Connection, subject: str, raised: float, cleared: float | None) -> None:

@@ -18,6 +18,8 @@ from gputui.store.series import HostSample
 
 SAMPLER = [sys.executable, "-P", "-m", "gputui.machine.sampler"]
 
+SIMULATED = ("--source", "simulated", "--gpus", "2", "--interval", "0.1")
+
 
 @contextmanager
 def sampler(tmp_path: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
@@ -38,9 +40,6 @@ def read_until(child: subprocess.Popen[bytes], kinds: set[type[Message]]) -> lis
         assert line, f"it ended with {child.wait()}: {child.stderr.read().decode() if child.stderr else ''}"
         messages.append(decode(line))
     return messages
-
-
-SIMULATED = ("--source", "simulated", "--gpus", "2", "--interval", "0.1")
 
 
 def test_it_ends_when_its_agent_has_gone(tmp_path: Path) -> None:

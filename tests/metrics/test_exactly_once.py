@@ -88,6 +88,12 @@ while step < count or pending:
     time.sleep(dice.random() * 0.004)
 """
 
+attempts_of = st.sampled_from(list(PIECES)).flatmap(
+    lambda kind: st.tuples(
+        st.just(kind), st.lists(st.lists(st.sampled_from(PIECES[kind]), max_size=12), min_size=1, max_size=3)
+    )
+)
+
 
 def stored(connection: sqlite3.Connection) -> Rows:
     queries = [
@@ -123,13 +129,6 @@ def outcome(kind: str, attempts: list[bytes], cuts: list[int], restarts: bool) -
         rows = stored(home.connection)
         home.close()
         return rows
-
-
-attempts_of = st.sampled_from(list(PIECES)).flatmap(
-    lambda kind: st.tuples(
-        st.just(kind), st.lists(st.lists(st.sampled_from(PIECES[kind]), max_size=12), min_size=1, max_size=3)
-    )
-)
 
 
 def start(program: str, *arguments: object) -> subprocess.Popen[str]:

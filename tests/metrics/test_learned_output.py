@@ -18,6 +18,9 @@ from tests.metrics.learning.watching import output
 
 BEGUN_AT = 1_600_000_000.0
 
+STEPS = [(1, step) for step in range(5, 65, 5)]
+ENDS = [(1, 20), (1, 40), (1, 60)]
+
 
 @pytest.fixture
 def printed(tmp_path: Path) -> Iterator[MetricsHome]:
@@ -44,10 +47,6 @@ def stored(home: MetricsHome, name: str) -> list[tuple[int, int]]:
         "SELECT attempt, step FROM metrics WHERE data ->> ? IS NOT NULL ORDER BY attempt, step", (f'$."{name}"',)
     )
     return rows.fetchall()
-
-
-STEPS = [(1, step) for step in range(5, 65, 5)]
-ENDS = [(1, 20), (1, 40), (1, 60)]
 
 
 def read_in(folder: Path, text: str, *, size: int) -> list[tuple[int, str, float]]:

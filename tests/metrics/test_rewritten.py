@@ -28,6 +28,8 @@ stories = st.lists(
     st.tuples(st.sampled_from(CHANGES), st.integers(1, 4), st.floats(0, 1), st.booleans(), st.booleans()), max_size=12
 )
 
+WAYS = list(itertools.product(["csv", "jsonl"], ["replaced", "in place"], [False, True]))
+
 
 def csv_text(rows: Sequence[Row], columns: Sequence[str] = ("step", "loss")) -> str:
     target = io.StringIO()
@@ -56,9 +58,6 @@ def write(home: MetricsHome, how: str, content: Sequence[int] | str) -> None:
 
 def steps(home: MetricsHome) -> list[int]:
     return [step for _, step in home.stored()]
-
-
-WAYS = list(itertools.product(["csv", "jsonl"], ["replaced", "in place"], [False, True]))
 
 
 @pytest.fixture

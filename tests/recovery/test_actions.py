@@ -14,6 +14,11 @@ from tests.tables import table
 
 OOM = Incident("cuda_oom", 1, 40, "", "f" * 16, ())
 
+SHRUNK = {
+    (16, 3): (12, 4), (64, 1): (32, 2), (32, 4): (21, 6), (8, 2): (4, 4), (2, 1): (1, 2), (7, 1): (1, 7),
+    (100, 1): (50, 2), (127, 1): (64, 2), (12, 4): (8, 6), (1, 8): None, (1, 1): None,
+}  # fmt: skip
+
 
 def spec(**values: Any) -> RunSpec:
     values = {"launcher": "torchrun", **values}
@@ -27,12 +32,6 @@ def act(
     assert kind.apply is not None
     number = kind.default if argument is None else argument
     return kind.apply(ActionContext(OOM, spec(**values), params, number))
-
-
-SHRUNK = {
-    (16, 3): (12, 4), (64, 1): (32, 2), (32, 4): (21, 6), (8, 2): (4, 4), (2, 1): (1, 2), (7, 1): (1, 7),
-    (100, 1): (50, 2), (127, 1): (64, 2), (12, 4): (8, 6), (1, 8): None, (1, 1): None,
-}  # fmt: skip
 
 
 def test_shrink() -> None:

@@ -32,6 +32,8 @@ FURTHER = AttemptReach(last_step=90, best_step_before=40)
 
 UUID = "GPU-6f2a3b1c-0000-4000-8000-000000000001"
 
+STUCK = AttemptReach(last_step=40, best_step_before=40)
+
 
 def incident(kind: str = "killed", step: int | None = 40) -> Incident:
     return Incident(kind, 1, step, f"rank 1 met {kind}", "f" * 16, ())
@@ -79,9 +81,6 @@ def plan_for(
 
 def retry(kind: str, rung: int, *, attempt: int = 1, progressed: bool = False, changed: bool = False) -> PastDecision:
     return PastDecision(attempt, kind, rung, "retry", progressed, changed, ("restart",))
-
-
-STUCK = AttemptReach(last_step=40, best_step_before=40)
 
 
 def skipped(plan: RecoveryPlan) -> list[str]:

@@ -17,6 +17,11 @@ NCCL = (
     "WorkNCCL(SeqNum=9, OpType=ALLREDUCE, Timeout(ms)=600000) ran for 600012 milliseconds before timing out.\n"
 )
 
+XIDS = {
+    "illegal_access": (8, 13, 31, 41), "ecc": (48, 64, 94, 95, 171), "nvlink_error": (74, 150),
+    "gpu_lost": (79, 119, 120, 158), None: (32, 43, 45, 63, 92, 121, 154, 9999),
+}  # fmt: skip
+
 
 def seen(code: int, *, at: float = END - 5, uuid: str = "GPU-b") -> Sighting:
     return Sighting(at, uuid, "xid", code)
@@ -30,12 +35,6 @@ def evidence(*sightings: Sighting, code: int = 1, files: dict[str, str] | None =
     lay_out(folder, files or {})
     record = ExitRecord(code=code, ended_at=END)
     return collect(folder, exit=record, ended_at=END, launcher="torchrun", observed=observed(*sightings))
-
-
-XIDS = {
-    "illegal_access": (8, 13, 31, 41), "ecc": (48, 64, 94, 95, 171), "nvlink_error": (74, 150),
-    "gpu_lost": (79, 119, 120, 158), None: (32, 43, 45, 63, 92, 121, 154, 9999),
-}  # fmt: skip
 
 
 def verdict(*sightings: Sighting, folder: Path, files: dict[str, str]) -> Incident:

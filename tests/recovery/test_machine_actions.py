@@ -21,6 +21,8 @@ from tests.texts import mentions
 PARAMS = {"batch_size": 16, "grad_accum": 3, "timeout": 600, "cpu_offload": False}
 LOST = Incident("gpu_lost", 1, 40, "rank 1 lost its GPU", "f" * 16, (), gpu="GPU-b")
 
+TWO = MachineContext(gpus=("GPU-a", "GPU-b"))
+
 
 def spec(gpus: int = 2, **values: Any) -> RunSpec:
     request = GpuRequest(gpus, min_count=values.pop("min_gpus", None))
@@ -36,7 +38,6 @@ def checkpoint(step: int, size: int | None = 100, valid: bool = True) -> Checkpo
     return CheckpointInfo(Path(f"/c/step_{step}.pt"), step, valid, "", size)
 
 
-TWO = MachineContext(gpus=("GPU-a", "GPU-b"))
 CASE = ActionContext(LOST, spec(), PARAMS, None, (checkpoint(40), checkpoint(30, 120)), TWO)
 
 

@@ -23,6 +23,8 @@ LIVE = replace(RUN, state=RunState.RUNNING, ended_at=None)
 QUEUED = replace(LIVE, state=RunState.QUEUED, started_at=None)
 TRIAL = replace(RUN, study_id="lr", profile="sweep")
 
+BEGUN_AGAIN = {"rm", "restart", "restart by name", "label"}
+
 
 def spec_text(**fields: Any) -> str:
     checkpoints = CheckpointSpec("{run_dir}/checkpoints", "*.pt", ("--resume", "{checkpoint}"))
@@ -34,7 +36,6 @@ def spec_text(**fields: Any) -> str:
 
 ENDED = replace(RUN, spec_json=spec_text(), has_checkpoint=True)
 FAR = spec_text(target={"name": "hub", "kind": "ssh", "host": "hub"})
-BEGUN_AGAIN = {"rm", "restart", "restart by name", "label"}
 
 
 @table(

@@ -43,7 +43,7 @@ class AskedExecutor:
     """An executor without processes, which notes whether each request to end was to end at once."""
 
     def __init__(self) -> None:
-        self.asked: list[bool] = []
+        self.end_requests: list[bool] = []
 
     kind = property(lambda self: self)
 
@@ -51,7 +51,7 @@ class AskedExecutor:
         return []
 
     def ask_to_end(self, *, at_once: bool) -> None:
-        self.asked.append(at_once)
+        self.end_requests.append(at_once)
 
 
 class MonitoredHome(WatchedHome):
@@ -66,8 +66,8 @@ class MonitoredHome(WatchedHome):
         self.begin(STANDARD)
 
     @property
-    def asked(self) -> list[bool]:
-        return self.executor.asked
+    def end_requests(self) -> list[bool]:
+        return self.executor.end_requests
 
     def begin(self, policy: Policy) -> None:
         """An agent begins to watch."""
@@ -121,13 +121,13 @@ def test_a_finding_is_shown_once_or_ends_the_attempt(
         home.look()
     home.lines(*lines)
     home.look()
-    assert (home.observed(), home.asked) == (observed, requested)
+    assert (home.observed(), home.end_requests) == (observed, requested)
     (severity, key, text), *others = home.rows("SELECT severity, key, message FROM events WHERE kind = 'observation'")
     assert (severity, key, others) == ("error" if requested else "warning", cast("Any", observed[0])[0], [])
     assert text.endswith("; ending this attempt") is bool(requested)
     home.begin(policy)
     home.look()
-    assert home.observed() == observed and home.asked == requested * 2, "the next agent acts on it, and tells nothing"
+    assert home.observed() == observed and home.end_requests == requested * 2, "the next agent acts, and tells nothing"
 
 
 def test_a_finding_is_kept_where_another_metric_becomes_the_loss(home: MonitoredHome) -> None:
@@ -149,7 +149,7 @@ def test_an_attempt_is_not_ended_for_what_was_asked_about_the_one_before(home: M
     home.look()
     watched = home.live.watched
     assert watched is not None and watched.watch.record.number == 2
-    assert (home.asked, home.observed()) == ([], [])
+    assert (home.end_requests, home.observed()) == ([], [])
 
 
 @table("events, said", [
@@ -160,7 +160,7 @@ def test_an_attempt_that_waits_for_a_lost_gpu_is_ended(
 ) -> None:
     home.connection.execute("DELETE FROM gpu_events")
     home.connection.execute("DELETE FROM events")
-    home.asked.clear()
+    home.end_requests.clear()
     home.begin(STANDARD)
     home.lines({"step": int(home.uptime)})
     home.look()
@@ -168,9 +168,9 @@ def test_an_attempt_that_waits_for_a_lost_gpu_is_ended(
     home.connection.executemany("INSERT INTO gpu_events (at, uuid, event, code) VALUES (?, ?, ?, ?)", rows)
     for looks in range(18):
         home.look()
-        assert looks >= 9 or not home.asked, "not yet for 20 s"
+        assert looks >= 9 or not home.end_requests, "not yet for 20 s"
     messages = home.rows("SELECT message FROM events WHERE kind = 'gpu_unresponsive'")
-    assert (len(messages), home.asked) == (said, [True] * said)
+    assert (len(messages), home.end_requests) == (said, [True] * said)
 
 
 def test_events_and_counters_of_gpus_tell_only_what_came_meanwhile(connection: sqlite3.Connection) -> None:

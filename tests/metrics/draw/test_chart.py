@@ -14,14 +14,13 @@ from gputui.metrics.draw.envelope import Bin, reduce
 from gputui.metrics.draw.glyphs import VALUE_TICK, bar, sparkline
 from gputui.metrics.draw.parts import Chart, Curve, Line, Marker, XAxis, YAxis
 
+Series = list[tuple[float, float]]
+POINTS = st.lists(st.tuples(st.floats(-1e9, 1e9), st.floats()), max_size=60)
+
 
 def plain_text(lines: Sequence[Line]) -> str:
     """The lines without their styles, without trailing blanks."""
     return "\n".join("".join(text for text, _ in line).rstrip() for line in lines)
-
-
-Series = list[tuple[float, float]]
-POINTS = st.lists(st.tuples(st.floats(-1e9, 1e9), st.floats()), max_size=60)
 
 
 def decay() -> Series:

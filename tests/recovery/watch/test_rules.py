@@ -17,6 +17,17 @@ QUICK = {"for_seconds": 10.0, "clear_seconds": 5.0, "cooldown_seconds": 100.0}
 R = ["raised"]
 C = ["cleared"]
 
+USED = "memory_used_bytes"
+TOTAL = "memory_total_bytes"
+REMAP = {"row_remap_pending": True}
+PARKED = {"utilization_percent": 0.0, USED: 22 * GIB, "holder": "alice · python sweep.py"}
+THERMAL = {"throttle_reasons": ("power cap", "hardware thermal")}
+
+FULL = {USED: 78 * GIB}
+EDGE = {USED: 75 * GIB}
+FREE = {USED: 40 * GIB}
+HIDDEN = {USED: None}
+
 
 @dataclass(frozen=True)
 class Case:
@@ -29,13 +40,6 @@ class Case:
     well: float = 0.0
     better: dict[str, Any] = field(default_factory=dict)
     stage: dict[str, Any] = field(default_factory=dict)
-
-
-USED = "memory_used_bytes"
-TOTAL = "memory_total_bytes"
-REMAP = {"row_remap_pending": True}
-PARKED = {"utilization_percent": 0.0, USED: 22 * GIB, "holder": "alice · python sweep.py"}
-THERMAL = {"throttle_reasons": ("power cap", "hardware thermal")}
 
 
 def slows_at(celsius: float) -> GpuFacts:
@@ -181,12 +185,6 @@ CASES: dict[str, Case] = {
         stage={"schedule": RateSchedule("constant", peak=0.001)},
     ),
 }  # fmt: skip
-
-
-FULL = {USED: 78 * GIB}
-EDGE = {USED: 75 * GIB}
-FREE = {USED: 40 * GIB}
-HIDDEN = {USED: None}
 
 
 @table("rule_id", RULES)

@@ -22,7 +22,7 @@ from tests.conftest import wait_until
 from tests.homes import Home, open_store
 from tests.ledgers import ledger_row
 from tests.machines import Machine
-from tests.metrics.test_trackers import append, chunked, event, events_of, history
+from tests.metrics.tracker_files import append, chunked, event, events_of, history
 from tests.stories import bad_night, overnight
 from tests.ui.cli.program import said, shape
 
