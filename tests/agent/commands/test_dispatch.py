@@ -79,19 +79,25 @@ def move(supervisor: Supervisor, state: str) -> None:
     supervisor.context.connection.execute("UPDATE runs SET state = ?", (state,))
 
 
+def launch_run(supervisor: Supervisor, spec: RunSpec = SPEC, state: str | None = None) -> None:
+    """Launch a run, and put it into a state where one is given."""
+    launch(supervisor, spec)
+    dispatch.answer_all(supervisor)
+    if state is not None:
+        move(supervisor, state)
+
+
 class Killed(BaseException):
     """The process ends here."""
 
 
-def full(*_args: object, **_options: object) -> None:
+def raise_disk_full(*_args: object, **_options: object) -> None:
     raise sqlite3.OperationalError("database or disk is full")
 
 
 def resumable(supervisor: Supervisor, name: str = "step_1.pt") -> int:
     """A failed run with a checkpoint, and the command to resume it."""
-    launch(supervisor)
-    dispatch.answer_all(supervisor)
-    move(supervisor, "failed")
+    launch_run(supervisor, state="failed")
     folder = supervisor.context.workspace.run_dir("demo-1") / "checkpoints"
     folder.mkdir()
     now = time.time()
@@ -146,7 +152,7 @@ def test_a_command_whose_write_fails_holds_up_no_other_and_is_tried_again(
     supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failing = commands.submit(supervisor.context.connection, "restart", "demo-1", {}, "me", now=NOW)
-    monkeypatch.setitem(dispatch.HANDLERS, "restart", full)
+    monkeypatch.setitem(dispatch.HANDLERS, "restart", raise_disk_full)
     second_id = commands.submit(supervisor.context.connection, "queue_pause", None, {}, "me", now=NOW)
     assert dispatch.answer_all(supervisor) == 1
     assert answered(supervisor, second_id).state == "done"
@@ -196,9 +202,7 @@ def test_a_resume_looks_for_its_checkpoint_without_holding_up_the_loop(
 
 
 def test_a_start_again_changes_the_target_and_the_shell_and_nothing_else(supervisor: Supervisor) -> None:
-    launch(supervisor, replace(SPEC, target={"name": "lab", "kind": "slurm", "time": "1h"}))
-    dispatch.answer_all(supervisor)
-    move(supervisor, "stopped")
+    launch_run(supervisor, replace(SPEC, target={"name": "lab", "kind": "slurm", "time": "1h"}), "stopped")
     workspace = supervisor.context.workspace
     path = supervisor.context.workspace.run_dir("demo-1") / SPEC_FILE
     before = read_spec(path)
@@ -224,9 +228,7 @@ def test_a_launch_whose_asker_died_is_refused(supervisor: Supervisor) -> None:
 
 @pytest.mark.parametrize("change", [{"api_key": "another"}, {"steps": "with a [redacted] in it"}])
 def test_a_secret_is_not_changed_by_a_resume_and_not_stored(supervisor: Supervisor, change: dict[str, str]) -> None:
-    launch(supervisor)
-    dispatch.answer_all(supervisor)
-    move(supervisor, "failed")
+    launch_run(supervisor, state="failed")
     answer = ask(supervisor, "resume", "demo-1", {"set": change})
     assert answer.state == "refused" and "secret" in (answer.reason or "")
     stored = json.dumps(supervisor.context.connection.execute("SELECT spec, params FROM runs").fetchall())
@@ -235,8 +237,7 @@ def test_a_secret_is_not_changed_by_a_resume_and_not_stored(supervisor: Supervis
 
 def test_a_waiting_run_moves_one_place_and_one_that_runs_does_not(supervisor: Supervisor) -> None:
     for _ in range(3):
-        launch(supervisor)
-    dispatch.answer_all(supervisor)
+        launch_run(supervisor)
     connection = supervisor.context.connection
 
     def order() -> list[str]:
@@ -269,8 +270,7 @@ def test_commands_about_alerts_that_are_not_there(
 
 def test_ids_and_names_are_one_space(supervisor: Supervisor) -> None:
     connection = supervisor.context.connection
-    launch(supervisor)
-    dispatch.answer_all(supervisor)
+    launch_run(supervisor)
     assert ask(supervisor, "label", "demo-1", {"name": "demo-2"}).state == "done"
     assert repository.next_run_id(connection, "demo", set())[0] == "demo-3"
     assert ask(supervisor, "label", "demo-1", {"name": "baseline"}).state == "done"
@@ -284,8 +284,7 @@ def test_a_name_that_cannot_be_taken_as_it_is_is_refused_and_one_that_stays_is_n
     supervisor: Supervisor,
 ) -> None:
     refused = launch(supervisor, name="vit base (v2)")
-    launch(supervisor)
-    dispatch.answer_all(supervisor)
+    launch_run(supervisor)
     assert answered(supervisor, refused).state == "refused"
     supervisor.context.connection.execute("UPDATE runs SET name = 'ends-with-'")
     assert ask(supervisor, "label", "demo-1", {"add": ["small"]}).state == "done"
@@ -293,16 +292,14 @@ def test_a_name_that_cannot_be_taken_as_it_is_is_refused_and_one_that_stays_is_n
 
 
 def test_a_waiting_run_is_not_begun_again_for_what_the_queue_says(supervisor: Supervisor) -> None:
-    launch(supervisor)
-    dispatch.answer_all(supervisor)
+    launch_run(supervisor)
     repository.set_waiting_for(supervisor.context.connection, "demo-1", "waits for a-1, which failed")
     refused = ask(supervisor, "restart", "demo-1", {})
     assert refused.state == "refused" and mentions(str(refused.reason), "waits for a-1, which failed")
 
 
 def test_a_run_that_is_stopping_is_not_to_be_stopped_before_it_is_removed(supervisor: Supervisor) -> None:
-    launch(supervisor)
-    dispatch.answer_all(supervisor)
+    launch_run(supervisor)
     for state, remedy in (("running", "stop it first"), ("stopping", "wait for its end")):
         supervisor.context.connection.execute("UPDATE runs SET state = ?", (state,))
         refused = ask(supervisor, "rm", "demo-1", {})
@@ -312,8 +309,7 @@ def test_a_run_that_is_stopping_is_not_to_be_stopped_before_it_is_removed(superv
 def test_labels_that_are_not_stored_do_not_stay_in_the_folder(
     supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    launch(supervisor)
-    dispatch.answer_all(supervisor)
+    launch_run(supervisor)
 
     def withdrawn(*_args: object, **_values: object) -> None:
         raise commands.WithdrawnError

@@ -43,7 +43,7 @@ from tests.texts import mentions
 FALSE_CLOCKS = [0.0, 3600.0, -7200.0]
 
 
-def another(workspace: Workspace, name: str) -> Workspace:
+def workspace_beside(workspace: Workspace, name: str) -> Workspace:
     second_workspace = locate(workspace.state.parent / name, {})
     second_workspace.create()
     return second_workspace
@@ -55,13 +55,13 @@ def home(workspace: Workspace) -> Iterator[CheckpointHome]:
         yield home
 
 
-def chosen(home: CheckpointHome, name: str) -> None:
+def choose_base(home: CheckpointHome, name: str) -> None:
     with transaction(home.connection) as connection:
         repository.set_next_attempt(connection, "a-1", params={}, resume_from=str(home.folder / name), not_before=None)
 
 
 def is_decided(home: CheckpointHome) -> bool:
-    """Return whether it may start, once its folder was looked into."""
+    """Look into the folder of its checkpoint; returns whether the run may start."""
     assert not check_before_start(home.services, home.run_of())
     wait_until(lambda: not home.services.jobs.is_busy, what="the look")
     return check_before_start(home.services, home.run_of())
@@ -116,7 +116,7 @@ def test_a_copy_of_an_older_one_is_not_the_newest_and_what_was_copied_away_is_fo
     home.step(41)
     assert home.end()[0] == "step_40.pt"
     assert home.ledger()["best.pt"].step == 20
-    chosen(home, "step_40.pt")
+    choose_base(home, "step_40.pt")
     shutil.copytree(home.folder, home.folder.with_name("away"))
     shutil.rmtree(home.folder)
     home.folder.with_name("away").rename(home.folder)
@@ -127,7 +127,7 @@ def test_a_copy_of_an_older_one_is_not_the_newest_and_what_was_copied_away_is_fo
 def test_what_a_nan_poisoned_is_not_taken_whatever_the_attempt_ended_by(
     kind: str | None, every: int, workspace: Workspace
 ) -> None:
-    home = CheckpointHome(another(workspace, f"{kind} {every}"))
+    home = CheckpointHome(workspace_beside(workspace, f"{kind} {every}"))
     home.begin(1)
     for step in (50, 60):
         home.step(*range(step - 9, step + 1, every), nan_from=58 if every == 1 else 51)
@@ -201,13 +201,17 @@ def test_a_folder_that_is_written_over_may_be_of_two_saves(
 def test_a_first_checkpoint_that_was_cut_short_means_the_beginning(
     files: tuple[str, ...], is_whole: bool, workspace: Workspace
 ) -> None:
-    home = CheckpointHome(another(workspace, " ".join(files).replace("/", "")), "checkpoint-*")
+    home = CheckpointHome(workspace_beside(workspace, " ".join(files).replace("/", "")), "checkpoint-*")
     header = json.dumps({"w": {"dtype": "U8", "shape": [4], "data_offsets": [0, 4]}}).encode()
     home.begin(1)
     home.step(1, 2)
     for name in files:
         weights = struct.pack("<Q", len(header)) + header + bytes(4)
-        data = weights if name.endswith("safetensors") else None if name.endswith(".pt") else b"checkpoint-500"
+        data: bytes | None = b"checkpoint-500"
+        if name.endswith("safetensors"):
+            data = weights
+        elif name.endswith(".pt"):
+            data = None
         home.save(f"checkpoint-500/{name}", data)
     home.end()
     choice = for_person(home.search(), None)
@@ -226,7 +230,7 @@ def test_a_first_checkpoint_that_was_cut_short_means_the_beginning(
 def test_a_save_in_a_format_that_cannot_be_checked_is_whole_if_its_attempt_went_on(
     name: str, number: int, seconds: float | None, is_timed: bool, is_whole: bool, workspace: Workspace
 ) -> None:
-    home = CheckpointHome(another(workspace, f"{name}{seconds}{is_timed}"))
+    home = CheckpointHome(workspace_beside(workspace, f"{name}{seconds}{is_timed}"))
     home.begin(1)
     home.step(9, 10)
     home.save("step_10.json", b"{}")
@@ -266,6 +270,74 @@ def test_two_homes_in_one_folder_are_told_apart_and_stopped(tmp_path: Path) -> N
     lock.release()
     scan(searches[1], NOW)
     scan(searches[0], NOW)
+
+
+@pytest.mark.parametrize("ended_well", [True, False])
+def test_the_last_save_of_a_command_that_ended_with_code_0_is_whole(home: CheckpointHome, ended_well: bool) -> None:
+    """As a script saves on SIGTERM before it exits; its format cannot be checked."""
+    home.begin(1)
+    home.step(*range(1, 11))
+    home.save("step_10.json", b"{}")
+    home.step(*range(11, 21))
+    home.scan()
+    home.save("step_20.json", b"{}{}")
+    home.now += 0.1
+    search = search_now(home.services, home.run_of(), home.now, ended_well=ended_well)
+    assert search is not None
+    choice = choose(surveyed(search, lambda: home.now), search.attempts, 1)
+    assert choice.usable[0].path.name == ("step_20.json" if ended_well else "step_10.json")
+
+
+@pytest.mark.parametrize("lives", [True, False], ids=["trains", "over"])
+def test_a_file_that_a_tool_adds_to_a_folder_changes_nothing(home: CheckpointHome, lives: bool) -> None:
+    home.begin(1)
+    for step in (10, 20):
+        home.step(*range(step - 9, step + 1))
+        home.save(f"save_{step}/model.pt")
+        home.scan()
+    if not lives:
+        assert home.end() == ["save_20", "save_10"]
+    home.scan()
+    added = "save_10" if lives else "save_20"
+    home.step(*range(21, 31 if lives else 21))
+    home.save(f"{added}/pytorch_model.bin")
+    steps = {name: row.step for name, row in home.ledger().items()}
+    assert home.scan() == ["save_20", "save_10"]
+    assert {name: row.step for name, row in home.ledger().items()} == steps
+
+
+@pytest.mark.parametrize("size_bytes", [6 << 20, 80 << 20])
+def test_two_saves_of_a_model_that_is_frozen_but_for_a_layer_are_two(home: CheckpointHome, size_bytes: int) -> None:
+    home.begin(1)
+    for step in (10, 20):
+        home.step(*range(step - 9, step + 1))
+        path = home.save(f"save_{step}.npy", b"")
+        os.truncate(path, size_bytes)
+        with path.open("r+b") as file:
+            file.seek(size_bytes // 3)
+            file.write(bytes([step]) * (512 << 10))
+        home.scan()
+    assert {row.step for row in home.ledger().values()} == {10, 20}
+
+
+def test_runs_of_one_folder_own_what_lies_beside_their_metrics(home: CheckpointHome) -> None:
+    home.begin(1)
+    folder = Path(os.path.realpath(home.folder))
+    add_run(home.connection, "b-1", now=home.now)
+    add_attempt(home.connection, "b-1", checkpoint_folder=str(folder))
+    sources = [("a-1", "logs/version_1/metrics.csv"), ("b-1", "logs/version_0/metrics.csv")]
+    sources += [("a-1", "shared/events.out.tfevents.1"), ("b-1", "shared/events.out.tfevents.2"), ("a-1", "log.csv")]
+    for run_id, path in sources:
+        add_source(home.connection, run_id, f"{folder}/{path}", "csv")
+    search = search_now(home.services, home.run_of())
+    assert search is not None and search.metric_folders == (str(folder / "logs/version_1"),)
+    # A neighbour without metrics may have written into that folder as well.
+    home.connection.execute("UPDATE metric_sources SET run_id = NULL WHERE run_id = 'b-1'")
+    search = search_now(home.services, home.run_of())
+    assert search is not None and search.metric_folders == ()
+    home.connection.execute("UPDATE attempts SET checkpoint_folder = '/elsewhere' WHERE run_id = 'b-1'")
+    search = search_now(home.services, home.run_of())
+    assert search is not None and str(folder / "logs/version_1") in search.metric_folders
 
 
 # --- pruning ----------------------------------------------------------------------------------------------------------
@@ -335,7 +407,7 @@ def test_what_others_need_is_not_pruned(home: CheckpointHome) -> None:
 
 
 def test_the_far_side_hears_whose_checkpoints_it_may_take(home: CheckpointHome) -> None:
-    """Of what a person began last; with when numbers went wrong, and who could not begin from a checkpoint."""
+    """Attempts since a person last started the run, with when numbers went wrong and which failed to load."""
 
     def move(run: Run, state: RunState, cause: str = "") -> None:
         home.now += 1.0
@@ -367,22 +439,6 @@ def test_the_far_side_hears_whose_checkpoints_it_may_take(home: CheckpointHome) 
 
 
 # --- a folder that is away --------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("ended_well", [True, False])
-def test_the_last_save_of_a_command_that_ended_with_code_0_is_whole(home: CheckpointHome, ended_well: bool) -> None:
-    """As a script saves on SIGTERM before it exits; its format cannot be checked."""
-    home.begin(1)
-    home.step(*range(1, 11))
-    home.save("step_10.json", b"{}")
-    home.step(*range(11, 21))
-    home.scan()
-    home.save("step_20.json", b"{}{}")
-    home.now += 0.1
-    search = search_now(home.services, home.run_of(), home.now, ended_well=ended_well)
-    assert search is not None
-    choice = choose(surveyed(search, lambda: home.now), search.attempts, 1)
-    assert choice.usable[0].path.name == ("step_20.json" if ended_well else "step_10.json")
 
 
 @pytest.mark.parametrize(("state", "is_away"), [("empty", True), ("gone", True), ("in use", False)])
@@ -418,7 +474,7 @@ def test_an_attempt_waits_for_the_folder_of_its_checkpoint_to_come_back(home: Ch
     home.step(10)
     home.save("step_10.pt")
     home.end()
-    chosen(home, "step_10.pt")
+    choose_base(home, "step_10.pt")
     away = (home.folder / "step_10.pt").rename(tmp_path / "step_10.pt")
     assert not is_decided(home)
     assert home.run_of().state is RunState.QUEUED and "step_10.pt" in (home.run_of().waiting_for or "")
@@ -438,7 +494,7 @@ def test_one_that_another_wrote_again_meanwhile_is_not_begun_from(home: Checkpoi
         home.scan()
     home.save("last.pt")
     home.end()
-    chosen(home, "last.pt")
+    choose_base(home, "last.pt")
     home.save("last.pt")
     assert not is_decided(home)
     if remains:
@@ -462,55 +518,3 @@ def test_the_ledger_is_read_back_with_what_was_struck_off(home: CheckpointHome) 
     assert home.usable() == []
     checkpoint_survey.restore(home.connection, "a-1", home.workspace.run_dir("a-1"))
     assert home.usable() == before == ["step_50.pt"] and home.resumable_by_person() == ["step_50.pt"]
-
-
-@pytest.mark.parametrize("lives", [True, False], ids=["trains", "over"])
-def test_a_file_that_a_tool_adds_to_a_folder_changes_nothing(home: CheckpointHome, lives: bool) -> None:
-    home.begin(1)
-    for step in (10, 20):
-        home.step(*range(step - 9, step + 1))
-        home.save(f"save_{step}/model.pt")
-        home.scan()
-    if not lives:
-        assert home.end() == ["save_20", "save_10"]
-    home.scan()
-    added = "save_10" if lives else "save_20"
-    home.step(*range(21, 31 if lives else 21))
-    home.save(f"{added}/pytorch_model.bin")
-    steps = {name: row.step for name, row in home.ledger().items()}
-    assert home.scan() == ["save_20", "save_10"]
-    assert {name: row.step for name, row in home.ledger().items()} == steps
-
-
-@pytest.mark.parametrize("size_bytes", [6 << 20, 80 << 20])
-def test_two_saves_of_a_model_that_is_frozen_but_for_a_layer_are_two(home: CheckpointHome, size_bytes: int) -> None:
-    home.begin(1)
-    for step in (10, 20):
-        home.step(*range(step - 9, step + 1))
-        path = home.save(f"save_{step}.npy", b"")
-        os.truncate(path, size_bytes)
-        with path.open("r+b") as file:
-            file.seek(size_bytes // 3)
-            file.write(bytes([step]) * (512 << 10))
-        home.scan()
-    assert {row.step for row in home.ledger().values()} == {10, 20}
-
-
-def test_runs_of_one_folder_own_what_lies_beside_their_metrics(home: CheckpointHome) -> None:
-    home.begin(1)
-    folder = Path(os.path.realpath(home.folder))
-    add_run(home.connection, "b-1", now=home.now)
-    add_attempt(home.connection, "b-1", checkpoint_folder=str(folder))
-    sources = [("a-1", "logs/version_1/metrics.csv"), ("b-1", "logs/version_0/metrics.csv")]
-    sources += [("a-1", "shared/events.out.tfevents.1"), ("b-1", "shared/events.out.tfevents.2"), ("a-1", "log.csv")]
-    for run_id, path in sources:
-        add_source(home.connection, run_id, f"{folder}/{path}", "csv")
-    search = search_now(home.services, home.run_of())
-    assert search is not None and search.metric_folders == (str(folder / "logs/version_1"),)
-    # A neighbour without metrics may have written into that folder as well.
-    home.connection.execute("UPDATE metric_sources SET run_id = NULL WHERE run_id = 'b-1'")
-    search = search_now(home.services, home.run_of())
-    assert search is not None and search.metric_folders == ()
-    home.connection.execute("UPDATE attempts SET checkpoint_folder = '/elsewhere' WHERE run_id = 'b-1'")
-    search = search_now(home.services, home.run_of())
-    assert search is not None and str(folder / "logs/version_1") in search.metric_folders

@@ -45,7 +45,7 @@ RESOLVED = ResolvedRun(SPEC, POLICIES["standard"], BY_LOOK)
 
 
 class Doctored(Supervisor):
-    """One with a clock of the test's, whose look at a run may meet something that nobody foresaw."""
+    """A supervisor with a clock of the test's, whose look at a run may meet an unforeseen error."""
 
     clock = 1000.0
     problem: Exception | None = None
@@ -92,6 +92,10 @@ def end_one(supervisor: Supervisor, run: Run, *, code: int | None, intent: str |
         (folder / "started.json").write_text(json.dumps({"at": NOW}))
     (folder / "exit.json").write_text(json.dumps({"code": code, "signal": None, "ended_at": NOW, **record}))
     return folder
+
+
+def wait_for_ends(supervisor: Supervisor) -> None:
+    wait_until(lambda: supervisor.notice_ends() or not supervisor.attempts, what="the end of all attempts")
 
 
 def test_a_run_whose_specification_is_damaged_is_given_up_with_the_reason(
@@ -186,7 +190,7 @@ def test_a_run_ends_whatever_its_logs_hold(
 
     monkeypatch.setattr(postmortem, "collect", collect)
     end_one(supervisor, add_run(connection, workspace=workspace), code=3)
-    wait_until(lambda: supervisor.notice_ends() or not supervisor.attempts, what="the end")
+    wait_for_ends(supervisor)
     assert connection.execute("SELECT kind FROM incidents").fetchall() == [("nonzero_exit",)]
 
 
@@ -196,7 +200,7 @@ def test_a_run_ends_when_its_last_command_exited_and_not_when_that_was_examined(
 ) -> None:
     folder = end_one(supervisor, add_run(connection, workspace=workspace), code=code)
     (folder / "exit.json").write_text(json.dumps({"code": code, "signal": None, "ended_at": NOW - 40}))
-    wait_until(lambda: supervisor.notice_ends() or not supervisor.attempts, what="the end")
+    wait_for_ends(supervisor)
     run = run_of(connection)
     assert run.state.is_over and run.ended_at == attempt_of(connection).ended_at == NOW - 40
 
@@ -239,7 +243,7 @@ def test_an_attempt_without_a_record_ended_at_its_last_sign_of_life(
         connection.executemany("INSERT INTO host_samples (at) VALUES (?)", [(seen_at,), (NOW - 5,)])
     else:
         live.seen_at = seen_at
-    wait_until(lambda: supervisor.notice_ends() or not supervisor.attempts, what="the end")
+    wait_for_ends(supervisor)
     assert attempt_of(connection).ended_at == seen_at
 
 
@@ -272,7 +276,7 @@ def test_a_restart_of_an_active_run_is_by_the_person_who_asked_for_it(
     workspace: Workspace, connection: sqlite3.Connection, supervisor: Doctored
 ) -> None:
     end_one(supervisor, add_run(connection, workspace=workspace), code=0, intent="restart")
-    wait_until(lambda: supervisor.notice_ends() or not supervisor.attempts, what="the end")
+    wait_for_ends(supervisor)
     assert run_of(connection).state is RunState.QUEUED
     last = read_transitions(connection, "a-1")[-1]
     assert (last.cause, last.actor) == ("restart", "ann")
@@ -283,6 +287,6 @@ def test_a_stop_that_its_target_never_answered_says_what_may_still_run(
 ) -> None:
     run = add_run(connection, workspace=workspace)
     end_one(supervisor, run, code=None, intent="stop", target="lab", given_up="no route", job="7")
-    wait_until(lambda: supervisor.notice_ends() or not supervisor.attempts, what="the end")
+    wait_for_ends(supervisor)
     ended = run_of(connection)
     assert ended.state is RunState.STOPPED and mentions(ended.reason or "", "given up", "no route", "job 7")
