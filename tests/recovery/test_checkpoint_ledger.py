@@ -68,10 +68,6 @@ SAME = {
 }
 
 
-def unsound(step: int, sound: dict[int, tuple[int, float]], **options: int) -> UnsoundLoss:
-    return UnsoundLoss(step, sound, {int(place[1:]): newest_step for place, newest_step in options.items()})
-
-
 def chosen(
     rows: Sequence[CheckpointRow], attempts: Sequence[AttemptSpan], count: int = 1, **verdicts: str
 ) -> CheckpointChoice:
@@ -226,13 +222,13 @@ def test_whose_folder_is_shared(folder: str, pattern: str, may: bool) -> None:
 
 @table(("kind", "loss", "expected"), [
     # The last sound step is 57, and step_58 was saved before the first bad line.
-    ("killed", unsound(60, {1: (57, 9.0)}, _1=50, _2=58, _3=60), ["step_50.pt"]),
-    (None, unsound(60, {1: (57, 9.0)}, _1=50, _2=58, _3=60), ["step_50.pt"]),
-    ("nan_loss", unsound(60, {}, _1=50, _2=58, _3=60), ["step_60.pt", "step_58.pt", "step_50.pt"]),
+    ("killed", UnsoundLoss(60, {1: (57, 9.0)}, {1: 50, 2: 58, 3: 60}), ["step_50.pt"]),
+    (None, UnsoundLoss(60, {1: (57, 9.0)}, {1: 50, 2: 58, 3: 60}), ["step_50.pt"]),
+    ("nan_loss", UnsoundLoss(60, {}, {1: 50, 2: 58, 3: 60}), ["step_60.pt", "step_58.pt", "step_50.pt"]),
     # Where file names have no step, whatever appeared since the last sound line may be bad.
-    ("user_exception", unsound(60, {1: (57, 2.5)}), ["step_50.pt"]),
-    ("user_exception", unsound(60, {1: (57, 1.0)}, _1=50), ["step_50.pt"]),
-    ("killed", unsound(0, {1: (-1, 0.0)}, _1=50, _2=58, _3=60), []),
+    ("user_exception", UnsoundLoss(60, {1: (57, 2.5)}), ["step_50.pt"]),
+    ("user_exception", UnsoundLoss(60, {1: (57, 1.0)}, {1: 50}), ["step_50.pt"]),
+    ("killed", UnsoundLoss(0, {1: (-1, 0.0)}, {1: 50, 2: 58, 3: 60}), []),
     ("killed", None, ["step_60.pt", "step_58.pt", "step_50.pt"]),
 ])  # fmt: skip
 def test_what_was_saved_since_the_loss_went_wrong_is_struck_off_whatever_it_ended_by(
@@ -245,9 +241,9 @@ def test_what_was_saved_since_the_loss_went_wrong_is_struck_off_whatever_it_ende
 def test_a_loss_that_is_bad_from_the_first_line_may_have_come_with_the_checkpoint() -> None:
     attempts = [span(1, last=70), span(2, "/c/step_75.pt", last=80)]
     rows = [ledger_row("step_70.pt", 1, step=70), ledger_row("step_75.pt", 2, step=75, base_of=2)]
-    from_the_start = unsound(76, {1: (70, 9.0), 2: (-1, 0.0)}, _1=70, _2=75)
+    from_the_start = UnsoundLoss(76, {1: (70, 9.0), 2: (-1, 0.0)}, {1: 70, 2: 75})
     assert usable(ledger.attempt_ended(rows, attempts, 2, "killed", from_the_start), attempts) == ["step_70.pt"]
-    later = unsound(78, {2: (77, 9.0)}, _1=70, _2=75)
+    later = UnsoundLoss(78, {2: (77, 9.0)}, {1: 70, 2: 75})
     assert usable(ledger.attempt_ended(rows, attempts, 2, "killed", later), attempts) == ["step_75.pt", "step_70.pt"]
 
 

@@ -37,10 +37,10 @@ if os.fork() == 0:
         os.kill(waiting, signal.SIGCONT)
     os.kill(waiting, signal.SIGTERM)
     os._exit(0)
-found = []
-while not any(found):
-    found.append(awaited_signal(STOP_SIGNALS, 0.3))
-print(set(found) == {None, signal.SIGTERM})
+signals = []
+while not any(signals):
+    signals.append(awaited_signal(STOP_SIGNALS, 0.3))
+print(set(signals) == {None, signal.SIGTERM})
 """
 
 SAVES_WHEN_ASKED = """
