@@ -40,10 +40,10 @@ def test_what_lasts_the_severest_first(machine: Machine) -> None:
 
 def test_acknowledging_and_silencing_go_through_the_agent(machine: Machine) -> None:
     fill(machine)
-    number = next(key for key, one in listed(machine).items() if one["rule"] == "disk")
+    number = next(key for key, alert in listed(machine).items() if alert["rule"] == "disk")
     assert mentions(machine.gputui("alerts", "ack", str(number)), "acknowledged: ", "disk")
-    seen = listed(machine)[number]
-    assert seen["acknowledged_by"] and seen["acknowledged_at"]
+    alert = listed(machine)[number]
+    assert alert["acknowledged_by"] and alert["acknowledged_at"]
     assert mentions(machine.gputui("alerts", "silence", str(number), "--for", "2h"), "disk", "host", "2 h")
     assert listed(machine)[number]["silenced_until"]
     assert machine.json("alerts", "silence", "gpu_hot", "--for", "30min")["silenced"] == 1

@@ -87,20 +87,21 @@ def test_what_cannot_run_here_is_refused_before_a_run_is_made(machine: Machine) 
     lost = machine.profile("lost", f"name: lost\n{base}gone.py\npython: {sys.executable}\n")
     bare = machine.profile("bare", f"name: bare\n{base}steps.py\npython: /no/python\n")
     good = machine.profile()
-    for words, code, named in (
+    for arguments, code, mentioned in (
         ((good, "--set", "nonsense"), 2, "NAME=VALUE"), ((good, "--set", "batchsize=3"), 2, "did you mean batch_size"),
         ((good, "--set", "steps=many"), 2, "'many'"), ((good, "--gpus", "0,5"), 3, "5"),
         ((good, "--gpus", "3"), 3, "2"), ((lost,), 3, "gone.py"), ((bare,), 3, "/no/python"),
     ):  # fmt: skip
-        text = refused(machine.workspace, "run", *words, code=code)
-        assert named in text and text.count("\n") == 1, words
+        text = refused(machine.workspace, "run", *arguments, code=code)
+        assert mentioned in text and text.count("\n") == 1, arguments
     machine.gputui("agent", "start")
     for verb in ("stop", "restart", "resume", "rm"):
         assert "nobody-1" in refused(machine.workspace, verb, "nobody-1", code=3), verb
     assert no_run_was_made(machine.workspace)
 
 
-KILLED, RUN = ("policy", "try", "--incident", "killed"), "vit-b16-1"
+KILLED = ("policy", "try", "--incident", "killed")
+RUN = "vit-b16-1"
 REFUSED: list[tuple[tuple[str, ...], int, str]] = [
     # the words, the exit code, and what the one line names
     (("frobnicate",), 2, "frobnicate"), (("rnu",), 2, "did you mean run?"), (("ps", "--nope"), 2, "--nope"),
@@ -153,8 +154,8 @@ def test_one_line_says_what_is_wrong(
 
 def test_where_nothing_has_been_recorded_yet(workspace: Workspace) -> None:
     assert shape(workspace, "ps") == []
-    for words in (("show",), ("logs",), ("explain",), ("show", "nobody-1"), ("--once", "--readonly")):
-        assert "nothing has been recorded" in refused(workspace, *words, code=3), words
+    for arguments in (("show",), ("logs",), ("explain",), ("show", "nobody-1"), ("--once", "--readonly")):
+        assert "nothing has been recorded" in refused(workspace, *arguments, code=3), arguments
 
 
 def test_a_run_that_cannot_be_acted_on(machine: Machine) -> None:

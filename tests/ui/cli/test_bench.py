@@ -48,5 +48,9 @@ def test_ordinary_runs_one_after_the_other(machine: Machine) -> None:
 
 def test_what_cannot_be_compared_is_said(machine: Machine) -> None:
     path = profile(machine, "python")
-    for words, named in (("--processes", "1,2"), "one process only"), (("--gpus", "2"), "two"), ((), "--gpus 1,2,4"):
-        assert named in refused(machine.workspace, "bench", "scaling", path, *words, code=2), words
+    for options, mentioned in (
+        (("--processes", "1,2"), "one process only"),
+        (("--gpus", "2"), "two"),
+        ((), "--gpus 1,2,4"),
+    ):
+        assert mentioned in refused(machine.workspace, "bench", "scaling", path, *options, code=2), options

@@ -19,8 +19,8 @@ from tests.ui.cli.program import refused, said, shape
 def test_the_verdict_is_the_last_line_and_fits_the_exit_code(workspace: Workspace, tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("print(1)\n")
     (tmp_path / "a.yaml").write_text(f"script: a.py\nlauncher: python\npython: {sys.executable}\ngpus: 0\n")
-    shown = said(workspace, "check", "./a.yaml", "--gpus", "0")
-    assert mentions(shown.splitlines()[-1], "gputui run ./a.yaml", "--gpus 0")
+    output = said(workspace, "check", "./a.yaml", "--gpus", "0")
+    assert mentions(output.splitlines()[-1], "gputui run ./a.yaml", "--gpus 0")
     (tmp_path / "a.py").unlink()
     assert said(workspace, "check", "./a.yaml", code=2).splitlines()[-1].startswith("✗")
 
@@ -59,23 +59,28 @@ def profile(folder: Path, metrics: str) -> str:
 def test_what_would_be_drawn(workspace: Workspace, tmp_path: Path) -> None:
     log = "".join(f"iter {n}: loss {4 / (n + 1):.4f}, time {n + 10}.00ms, mfu -1%\n" for n in range(50))
     (tmp_path / "train.log").write_text("loading\n" + log + "step 25: train loss 0.5\n")
-    words = ("check", profile(tmp_path, json.dumps({"source": "output", "patterns": [NANOGPT]})), "--log", "train.log")
-    assert "50 of 52 lines" in said(workspace, *words)
-    found = shape(workspace, *words)
-    assert found["metrics"] == [
+    arguments = (
+        "check",
+        profile(tmp_path, json.dumps({"source": "output", "patterns": [NANOGPT]})),
+        "--log",
+        "train.log",
+    )
+    assert "50 of 52 lines" in said(workspace, *arguments)
+    trial = shape(workspace, *arguments)
+    assert trial["metrics"] == [
         {"name": "loss", "count": 50, "first": 4.0, "last": 0.08},
         {"name": "step_time", "count": 50, "first": 0.01, "last": pytest.approx(0.059)},
     ]
-    assert (found["first_step"], found["last_step"], found["steps_go_back_at_line"]) == (0, 49, None)
+    assert (trial["first_step"], trial["last_step"], trial["steps_go_back_at_line"]) == (0, 49, None)
 
 
 def test_a_file_of_its_own_and_a_total(workspace: Workspace, tmp_path: Path) -> None:
     (tmp_path / "log.csv").write_text("step,loss\n1,0.5\n2,0.25\n")
-    found = shape(workspace, "check", profile(tmp_path, "{source: csv, path: log.csv}"), "--log", "log.csv")
-    assert found["metrics"] == [{"name": "loss", "count": 2, "first": 0.5, "last": 0.25}]
+    trial = shape(workspace, "check", profile(tmp_path, "{source: csv, path: log.csv}"), "--log", "log.csv")
+    assert trial["metrics"] == [{"name": "loss", "count": 2, "first": 0.5, "last": 0.25}]
     (tmp_path / "a.log").write_text("step 3/100 loss 0.5\n")
-    words = {"source": "output", "patterns": [r"step (?P<step>\d+)/(?P<total_steps>\d+) loss (?P<loss>\S+)"]}
-    assert "step 3 of 100" in said(workspace, "check", profile(tmp_path, json.dumps(words)), "--log", "a.log")
+    metrics = {"source": "output", "patterns": [r"step (?P<step>\d+)/(?P<total_steps>\d+) loss (?P<loss>\S+)"]}
+    assert "step 3 of 100" in said(workspace, "check", profile(tmp_path, json.dumps(metrics)), "--log", "a.log")
 
 
 def test_which_lines_nearly_matched() -> None:
@@ -94,9 +99,9 @@ def test_this_machine_is_examined(machine: Machine) -> None:
     machine.workspace.scenario.write_text("gpus: 2\nmemory: 80GiB\nseed: 3\n")
     machine.gputui("agent", "start")
     results = json.loads(machine.gputui("doctor", "digits-ddp", "--json", code=None))
-    found = {result["name"]: result for result in results}
-    assert set(found) >= {"driver", "gpus", "interpreter", "disk speed", "database", "agent", "open files", "clock"}
-    assert found["gpus"]["status"] == "pass" and found["gpus"]["detail"].startswith("2 × ")
-    assert found["database"]["status"] == "pass" and found["agent"]["status"] == "pass"
-    assert all(result["remedy"] for result in found.values() if result["status"] in ("warn", "fail"))
+    checks = {result["name"]: result for result in results}
+    assert set(checks) >= {"driver", "gpus", "interpreter", "disk speed", "database", "agent", "open files", "clock"}
+    assert checks["gpus"]["status"] == "pass" and checks["gpus"]["detail"].startswith("2 × ")
+    assert checks["database"]["status"] == "pass" and checks["agent"]["status"] == "pass"
+    assert all(result["remedy"] for result in checks.values() if result["status"] in ("warn", "fail"))
     assert "profile" in machine.gputui("doctor", "no-such-profile", code=2)

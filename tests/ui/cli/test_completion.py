@@ -41,9 +41,9 @@ def folder(home: Home, workspace: Workspace) -> Path:
 
 
 def completed(folder: Path, line: str) -> list[str]:
-    *words, incomplete = f"--home {folder} {line}".split(" ")
-    asked = ShellComplete(command, {}, "gputui", "_GPUTUI_COMPLETE").get_completions(words, incomplete)
-    return [item.value for item in asked]
+    *arguments, incomplete = f"--home {folder} {line}".split(" ")
+    items = ShellComplete(command, {}, "gputui", "_GPUTUI_COMPLETE").get_completions(arguments, incomplete)
+    return [item.value for item in items]
 
 
 @table(
@@ -85,8 +85,8 @@ def test_names_of_the_home(folder: Path, line: str, values: list[str]) -> None:
 
 
 def test_a_word_that_is_no_profile_is_a_file(folder: Path) -> None:
-    asked = ShellComplete(command, {}, "gputui", "_GPUTUI_COMPLETE").get_completions(["run"], "./train")
-    assert [(item.type, item.value) for item in asked] == [("file", "./train")]
+    items = ShellComplete(command, {}, "gputui", "_GPUTUI_COMPLETE").get_completions(["run"], "./train")
+    assert [(item.type, item.value) for item in items] == [("file", "./train")]
 
 
 @table("line", ["show ", "study show ", "run --gpus ", "run --on "])

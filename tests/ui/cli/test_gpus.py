@@ -29,15 +29,15 @@ def test_gpus_tell_how_their_rank_does(home: Home, monkeypatch: pytest.MonkeyPat
     home.quarantine(4, "XID 48: double bit ECC error")
     home.xid(4, 48, "double bit ECC error")
     connection = home.connection
-    found = stored_shapes(connection, read_gpus(connection, NOW), quarantined(connection))
-    slow = found[2]
+    shapes = stored_shapes(connection, read_gpus(connection, NOW), quarantined(connection))
+    slow = shapes[2]
     assert slow["rank"] == 2 and slow["run_name"] == "gpt2-124m"
     assert slow["step_seconds"] == pytest.approx(0.45) and slow["data_wait_fraction"] == pytest.approx(0.12 / 0.45)
     assert (slow["pcie_generation"], slow["pcie_width"], slow["memory_utilization_percent"]) == (5, 16, 6.0)
-    free = found[4]
+    free = shapes[4]
     assert free["step_seconds"] is None and free["xids_last_day"] == 1 and free["quarantine"]["attempt"] == 2
     assert free["last_event"] == {"at": "2026-11-21T03:11:04.000Z", "code": 48, "text": "double bit ECC error"}
-    json.dumps(found, allow_nan=False)
+    json.dumps(shapes, allow_nan=False)
 
 
 @table(
@@ -65,10 +65,14 @@ def test_samples_of_an_earlier_agent_do_not_count(
 
 def test_free_gpus_as_a_value_for_other_scripts(machine: Machine) -> None:
     machine.workspace.scenario.write_text("gpus: 4\nmemory: 80GiB\nseed: 31\n")
-    found = machine.json("gpus", "--recommend", "2")
-    uuids = [gpu["uuid"] for gpu in found["gpus"]]
-    assert found["cuda_visible_devices"] == ",".join(uuids) == machine.gputui("gpus", "--recommend", "2").strip()
-    assert [gpu["index"] for gpu in found["gpus"]] == [0, 1] and found["gpus"][0]["free_bytes"] > 70 * 2**30
+    recommendation = machine.json("gpus", "--recommend", "2")
+    uuids = [gpu["uuid"] for gpu in recommendation["gpus"]]
+    assert (
+        recommendation["cuda_visible_devices"] == ",".join(uuids) == machine.gputui("gpus", "--recommend", "2").strip()
+    )
+    assert [gpu["index"] for gpu in recommendation["gpus"]] == [0, 1] and recommendation["gpus"][0][
+        "free_bytes"
+    ] > 70 * 2**30
     said = machine.gputui("gpus", "--recommend", "5", code=3)
     assert mentions(said, "4 of 5") and len(said.splitlines()) == 1
     said = machine.gputui("gpus", "--recommend", "1", "--memory", "90GiB", code=3)
@@ -97,14 +101,16 @@ def test_those_that_reach_each_other_fastest(machine: Machine, fake_nvml: FakeNv
     """Four GPUs on two CPUs, asked through the real binding: 0-1 on one PCIe switch, 2-3 with NVLink."""
     lines = ["gpus 4", "load 0", "path 0 1 10", "path 2 3 40", "nvlink 2 3"]
     fake_nvml.configure(lines)
-    found = machine.json("gpus", "--recommend", "2")
-    assert [gpu["index"] for gpu in found["gpus"]] == [2, 3]
-    assert found["links"] == [{"gpus": [2, 3], "path": "NVLink", "p2p": True}]
-    assert found["cuda_visible_devices"] == ",".join(gpu["uuid"] for gpu in found["gpus"])
+    recommendation = machine.json("gpus", "--recommend", "2")
+    assert [gpu["index"] for gpu in recommendation["gpus"]] == [2, 3]
+    assert recommendation["links"] == [{"gpus": [2, 3], "path": "NVLink", "p2p": True}]
+    assert recommendation["cuda_visible_devices"] == ",".join(gpu["uuid"] for gpu in recommendation["gpus"])
     fake_nvml.configure(lines[:-1])
-    found = machine.json("gpus", "--recommend", "2")
-    assert [gpu["index"] for gpu in found["gpus"]] == [0, 1] and found["links"][0]["path"] == "one PCIe switch"
+    recommendation = machine.json("gpus", "--recommend", "2")
+    assert [gpu["index"] for gpu in recommendation["gpus"]] == [0, 1] and recommendation["links"][0][
+        "path"
+    ] == "one PCIe switch"
     fake_nvml.configure(["gpus 4", "load 0", "unsupported nvmlDeviceGetTopologyCommonAncestor", "no_p2p"])
-    found = machine.json("gpus", "--recommend", "2")
-    assert [gpu["index"] for gpu in found["gpus"]] == [0, 1]
-    assert found["links"] == [{"gpus": [0, 1], "path": None, "p2p": False}]
+    recommendation = machine.json("gpus", "--recommend", "2")
+    assert [gpu["index"] for gpu in recommendation["gpus"]] == [0, 1]
+    assert recommendation["links"] == [{"gpus": [0, 1], "path": None, "p2p": False}]

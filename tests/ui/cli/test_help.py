@@ -74,5 +74,5 @@ def test_messages_and_profiles_name_pages_by_the_command() -> None:
     texts = [text for path in TEXTS for text in messages(path)]
     texts += [path.read_text("utf-8") for path in (ROOT / "profiles").glob("*.yaml")]
     assert [text for text in texts if re.search(r"docs/[\w-]+\.md", text)] == []
-    named = {name for text in texts for name in re.findall(r"gputui help ([a-z]+)", text)}
-    assert named and named <= pages.topics().keys()
+    topics = {name for text in texts for name in re.findall(r"gputui help ([a-z]+)", text)}
+    assert topics and topics <= pages.topics().keys()

@@ -16,7 +16,8 @@ from tests.tables import table
 def test_lines_are_whole_over_windows_and_only_the_last_may_have_no_end(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], count: int, with_rest: bool, first: int, last: int
 ) -> None:
-    path, lines = tmp_path / "output.log", [f"line {number} {'x' * 40}" for number in range(20_000)]
+    path = tmp_path / "output.log"
+    lines = [f"line {number} {'x' * 40}" for number in range(20_000)]
     path.write_text("\n".join(lines))
     assert path.stat().st_size > 3 * WINDOW_BYTES
     end = print_tail(path, "", count, with_rest=with_rest)
@@ -26,7 +27,8 @@ def test_lines_are_whole_over_windows_and_only_the_last_may_have_no_end(
 
 def test_following_prints_a_last_line_once_it_is_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "nodes" / "0").mkdir(parents=True)
-    path, positions = tmp_path / "nodes" / "0" / "output.log", dict[Path, int]()
+    path = tmp_path / "nodes" / "0" / "output.log"
+    positions = dict[Path, int]()
     path.write_text("step 1\nKeyErr")
     assert follow_once(tmp_path, None, positions, with_rest=False)
     assert not follow_once(tmp_path, None, positions, with_rest=False)

@@ -22,9 +22,9 @@ def home(home: Home) -> Home:
 
 
 def test_a_plot(home: Home) -> None:
-    for words in (["loss", "lr"], ["--axis", "time"], ["--axis", "trained", "--smoothing", "0.9", "loss"]):
-        shown = said(home.workspace, "metrics", RUN, "--plot", *words)
-        assert RUN in shown and sum("⠀" < char <= "⣿" for char in shown) > 20
+    for options in (["loss", "lr"], ["--axis", "time"], ["--axis", "trained", "--smoothing", "0.9", "loss"]):
+        plot = said(home.workspace, "metrics", RUN, "--plot", *options)
+        assert RUN in plot and sum("⠀" < char <= "⣿" for char in plot) > 20
 
 
 def test_files(home: Home, tmp_path: Path) -> None:
@@ -32,7 +32,7 @@ def test_files(home: Home, tmp_path: Path) -> None:
         assert "wrote" in said(home.workspace, "metrics", RUN, "loss", "--export", str(tmp_path / f"loss.{ending}"))
     rows = list(csv.DictReader((tmp_path / "loss.csv").open()))
     assert {row["name"] for row in rows} >= {"loss"} and all(float(row["low"]) > 0 for row in rows)
-    words = {
+    columns = {
         element.text for element in ElementTree.parse(tmp_path / "loss.svg").iter() if element.tag.endswith("text")
     }
-    assert RUN in words and "↻1" in words
+    assert RUN in columns and "↻1" in columns

@@ -24,8 +24,8 @@ from tests.ui.cli.program import refused, said
 
 
 def test_nobody_is_told_before_the_file_is_there(machine: Machine) -> None:
-    for words in (("notify",), ("notify", "test"), ("run", machine.profile(), "--notify")):
-        assert mentions(refused(machine.workspace, *words, code=3), "notify.yaml", "- to: ")
+    for arguments in (("notify",), ("notify", "test"), ("run", machine.profile(), "--notify")):
+        assert mentions(refused(machine.workspace, *arguments, code=3), "notify.yaml", "- to: ")
     machine.workspace.notify.write_text("- {to: tell, event: [alert]}\n")
     assert mentions(refused(machine.workspace, "notify", code=2), "notify.yaml:1", "events")
 
@@ -67,10 +67,10 @@ def test_who_is_told_of_what_and_what_is_unsent(machine: Machine) -> None:
 def test_a_failed_run_is_told_once_through_dying_agents(machine: Machine) -> None:
     with http_sink() as sink:
         port = sink.port
-    told = machine.folder / "told"
+    message_file = machine.folder / "told"
     machine.workspace.notify.write_text(
         f"- {{to: 'json://127.0.0.1:{port}/t0ken-of-mine'}}\n"
-        f"- {{to: [sh, -c, 'cat >> {told}'], events: [run_succeeded]}}\n"
+        f"- {{to: [sh, -c, 'cat >> {message_file}'], events: [run_succeeded]}}\n"
     )
     machine.gputui("run", machine.profile(), "--set", "steps=3", "--notify", "--wait")
     machine.gputui("run", machine.profile(), "--set", "fail_at=1", "--set", "steps=3", "--wait", code=None)
@@ -85,7 +85,7 @@ def test_a_failed_run_is_told_once_through_dying_agents(machine: Machine) -> Non
         machine.gputui("agent", "start")
     titles = sink.texts()
     assert len(titles) == len(set(titles)) and any("failed" in title for title in titles)
-    assert told.read_text().count("succeeded after") == 1
+    assert message_file.read_text().count("succeeded after") == 1
     machine.gputui("agent", "stop")
     stored = b"".join(path.read_bytes() for path in machine.workspace.state.glob("gputui.db*"))
     assert b"t0ken-of-mine" not in stored

@@ -19,39 +19,39 @@ from tests.ui.cli.program import said, shape
 
 @pytest.fixture
 def home(workspace: Workspace) -> Iterator[Home]:
-    made = Home(workspace, now=time.time())
-    overnight(made)
-    yield made
-    made.close()
+    home = Home(workspace, now=time.time())
+    overnight(home)
+    yield home
+    home.close()
 
 
 def test_a_frame_without_a_terminal_is_plain_text_of_its_whole_height(home: Home) -> None:
     for number in range(40):
         home.run(f"old-{number}", "succeeded", ended_ago=10_000.0 + number)
-    shown = said(home.workspace, "--once", "--readonly")
-    lines = shown.splitlines()
-    assert "\x1b" not in shown and max(map(len, lines)) <= WIDTH_WITHOUT_TERMINAL
+    screen = said(home.workspace, "--once", "--readonly")
+    lines = screen.splitlines()
+    assert "\x1b" not in screen and max(map(len, lines)) <= WIDTH_WITHOUT_TERMINAL
     assert all(line == line.rstrip() for line in lines)
-    words = ("gpt2-124m-1 r0", "✗ lost", "vit-b16-1", "lr-sweep-3", "resnet50-2", "RUNS", "EVENTS", "host  cpu 34%")
-    assert [word for word in words if word not in shown] == []
-    assert mentions(shown, "31 older", "gputui ps")
+    texts = ("gpt2-124m-1 r0", "✗ lost", "vit-b16-1", "lr-sweep-3", "resnet50-2", "RUNS", "EVENTS", "host  cpu 34%")
+    assert [word for word in texts if word not in screen] == []
+    assert mentions(screen, "31 older", "gputui ps")
     assert mentions(lines[1], "No agent runs")
     assert read_identity(home.workspace) is None  # a read-only look starts nothing
-    assert "help" not in shown and "live" not in shown
+    assert "help" not in screen and "live" not in screen
 
 
 def test_columns_lines_and_ascii_are_heeded(home: Home) -> None:
-    shown = said(home.workspace, "--once", "--readonly", COLUMNS="80", LINES="20", GPUTUI_ASCII="1")
-    lines = shown.splitlines()
-    assert shown.isascii() and len(lines) <= 20 and max(map(len, lines)) <= 80
-    assert "EVENTS" in shown and "RUNS" in shown
+    screen = said(home.workspace, "--once", "--readonly", COLUMNS="80", LINES="20", GPUTUI_ASCII="1")
+    lines = screen.splitlines()
+    assert screen.isascii() and len(lines) <= 20 and max(map(len, lines)) <= 80
+    assert "EVENTS" in screen and "RUNS" in screen
 
 
 def test_a_past_moment_needs_no_agent_and_shows_what_was(home: Home) -> None:
-    shown = said(home.workspace, "--once", "--at", "-400s")
-    first, second, *_ = shown.splitlines()
+    screen = said(home.workspace, "--once", "--at", "-400s")
+    first, second, *_ = screen.splitlines()
     assert "◀ " in first and first.endswith("· 6 min ago") and second.endswith("now")
-    assert "lr-sweep-3" not in shown and mentions(shown, "after 47 s")
+    assert "lr-sweep-3" not in screen and mentions(screen, "after 47 s")
     assert read_identity(home.workspace) is None
 
 
@@ -63,8 +63,8 @@ def test_json_is_one_object_of_the_known_shapes(home: Home) -> None:
     for run in shape(home.workspace, "ps"):
         # A frame tells the size of no folder that was not measured before.
         assert {**run, "size_bytes": None}.items() <= runs[run["id"]].items()
-        shown = shape(home.workspace, "show", run["id"])
-        assert {key: shown[key] for key in run} == run
+        shape_of_run = shape(home.workspace, "show", run["id"])
+        assert {key: shape_of_run[key] for key in run} == run
     assert runs["gpt2-124m-1"]["step"] == 4120 and runs["gpt2-124m-1"]["total_steps"] == 6000
     assert [gpu["index"] for gpu in now["gpus"]] == list(range(8))
     assert now["gpus"][0]["run_id"] == "gpt2-124m-1" and now["gpus"][0]["rank"] == 0
@@ -89,8 +89,8 @@ def test_lists_show_the_metric_that_a_run_is_judged_by(home: Home) -> None:
     assert runs["acc-1-t0"] == (2.5, "top1", 61)
     assert runs["gpt2-124m-1"][1] is None and runs["two-1-t0"][1] is None
     for text in (said(home.workspace, "ps"), said(home.workspace, "--once", "--readonly")):
-        for words in (("own-1", "accuracy 0.625"), ("own-2", "accuracy 0.625"), ("acc-1-t0", "top1 61")):
-            (row,) = (row for row in text.splitlines() if all(word in row for word in words))
+        for texts in (("own-1", "accuracy 0.625"), ("own-2", "accuracy 0.625"), ("acc-1-t0", "top1 61")):
+            (row,) = (row for row in text.splitlines() if all(word in row for word in texts))
             assert not set(row) & set("▁▂▃▄▅▆▇█"), "the curve of the loss"
 
 
@@ -104,8 +104,8 @@ def test_lists_say_of_a_run_that_ended_that_it_was_recovered(home: Home) -> None
 def test_an_agent_is_started_so_that_the_values_are_of_now(home: Home) -> None:
     home.workspace.scenario.write_text("gpus: 2\nseed: 7\nfaults: []\n")
     try:
-        shown = said(home.workspace, "--once")
-        assert "Simulated GPU · simulated" in shown and "No agent runs" not in shown
+        screen = said(home.workspace, "--once")
+        assert "Simulated GPU · simulated" in screen and "No agent runs" not in screen
         assert read_identity(home.workspace) is not None
     finally:
         stop_agent(home.workspace)

@@ -43,17 +43,17 @@ def test_a_policy_in_words_and_as_data(machine: Machine) -> None:
         assert name in text
         assert (kind.retry == "never") == (name in text[text.index("never retried:") :])
     assert mentions(text, "rollback 1 + ", "tighter_clip 2")
-    found = shape(machine.workspace, "policy", "show", "off")
-    assert not found["enabled"] and found["max_attempts"] == 1 and found["backoff"] is None
+    policy = shape(machine.workspace, "policy", "show", "off")
+    assert not policy["enabled"] and policy["max_attempts"] == 1 and policy["backoff"] is None
     assert shape(machine.workspace, "policy", "show")["name"] == "standard"
-    assert json.loads(said(machine.workspace, "policy", "--json", "show", "off")) == found
+    assert json.loads(said(machine.workspace, "policy", "--json", "show", "off")) == policy
 
 
 def test_a_profile_says_what_applies_and_what_is_skipped_and_why(machine: Machine) -> None:
     profile = machine.profile("small", PROFILE)
-    found = shape(machine.workspace, "policy", "show", profile)
-    assert (found["profile"], found["max_attempts"]) == ("small", 4)
-    actions = {action["action"]: action for action in found["actions"]}
+    policy = shape(machine.workspace, "policy", "show", profile)
+    assert (policy["profile"], policy["max_attempts"]) == ("small", 4)
+    actions = {action["action"]: action for action in policy["actions"]}
     assert actions["shrink_batch"]["applied"]
     assert actions["shrink_batch"]["changes"] == [{"parameter": "micro", "from": 16, "to": 12}]
     assert not actions["fewer_workers"]["applied"]
@@ -64,12 +64,13 @@ def test_a_profile_says_what_applies_and_what_is_skipped_and_why(machine: Machin
 
 def test_trying_changes_nothing_and_shows_no_secret(machine: Machine) -> None:
     profile = machine.profile("small", PROFILE)
-    told = shape(machine.workspace, "policy", "try", "--incident", "cuda_oom", "--profile", profile)
-    first, last = told["attempts"][0], told["attempts"][-1]
+    trial = shape(machine.workspace, "policy", "try", "--incident", "cuda_oom", "--profile", profile)
+    first = trial["attempts"][0]
+    last = trial["attempts"][-1]
     assert (first["params_before"]["micro"], first["params_after"]["micro"]) == (16, 12)
     assert first["rung"] == 0 and first["resume_from"].endswith("step_00000018.pt")
-    assert last["verdict"] == "stop" and told["stopped"]
-    assert "hush" not in json.dumps(told)
+    assert last["verdict"] == "stop" and trial["stopped"]
+    assert "hush" not in json.dumps(trial)
     text = said(machine.workspace, "policy", "try", "--incident", "cuda_oom", "--profile", profile)
     assert "micro  16 → 12" in text and "gradient checkpointing was skipped" in text and "hush" not in text
     assert not machine.workspace.database.exists() and not list(machine.workspace.runs.iterdir())
@@ -79,8 +80,8 @@ def test_a_new_run_like_one_as_it_stands(machine: Machine) -> None:
     home = Home(machine.workspace)
     overnight(home)
     home.close()
-    told = shape(machine.workspace, "policy", "try", "--incident", "cuda_oom", "--run", "vit-b16-1")
-    first = told["attempts"][0]
+    trial = shape(machine.workspace, "policy", "try", "--incident", "cuda_oom", "--run", "vit-b16-1")
+    first = trial["attempts"][0]
     assert (first["attempt"], first["step"]) == (1, 950)
     assert first["params_before"]["batch_size"] == 384
     assert shape(machine.workspace, "policy", "show", "vit-b16-1")["run"] == "vit-b16-1"

@@ -47,8 +47,8 @@ def verbs(ctx: click.Context = ROOT) -> Iterator[tuple[tuple[str, ...], click.Co
         child = ctx.command.get_command(ctx, name)
         assert child is not None
         if isinstance(child, click.Group):
-            for words, leaf in verbs(click.Context(child, parent=ctx, info_name=name)):
-                yield (name, *words), leaf
+            for path, leaf in verbs(click.Context(child, parent=ctx, info_name=name)):
+                yield (name, *path), leaf
         else:
             yield (name,), child
 
@@ -68,25 +68,26 @@ def value_of(parameter: click.Parameter, file: Path) -> str:
 
 def arguments(leaf: click.Command, file: Path) -> list[str]:
     """The least that a command has to be given, and what makes it change something."""
-    words = []
+    arguments_of_leaf = []
     for parameter in leaf.params:
         if isinstance(parameter, click.Argument):
-            words += [value_of(parameter, file)] * parameter.required
+            arguments_of_leaf += [value_of(parameter, file)] * parameter.required
         elif parameter.required or parameter.name in WRITING_OPTIONS:
             is_flag = isinstance(parameter, click.Option) and parameter.is_flag
-            words += [parameter.opts[0]] if is_flag else [parameter.opts[0], value_of(parameter, file)]
-    return words
+            arguments_of_leaf += [parameter.opts[0]] if is_flag else [parameter.opts[0], value_of(parameter, file)]
+    return arguments_of_leaf
 
 
 def test_every_command_says_whether_it_changes_anything_and_is_refused_if_it_does(home: Home, file: Path) -> None:
-    folder, refusals = home.workspace.state.parent, 0
+    folder = home.workspace.state.parent
+    refusals = 0
     before = contents(folder)
-    for words, leaf in verbs():
-        assert isinstance(leaf, Verb), f"{words} is no Verb: it does not say whether it changes anything"
+    for path, leaf in verbs():
+        assert isinstance(leaf, Verb), f"{path} is no Verb: it does not say whether it changes anything"
         if leaf.changes is False:
             continue
-        text = refused(home.workspace, "--readonly", *words, *arguments(leaf, file), code=3)
-        assert mentions(text, *words, "--readonly") and text.count("\n") == 1
+        text = refused(home.workspace, "--readonly", *path, *arguments(leaf, file), code=3)
+        assert mentions(text, *path, "--readonly") and text.count("\n") == 1
         refusals += 1
     assert refusals > 25 and contents(folder) == before
 
@@ -102,11 +103,11 @@ def test_no_home_and_no_agent_are_made(workspace: Workspace, file: Path) -> None
         assert isinstance(leaf, Verb)
         if leaf.changes is not False:
             refused(absent, "--readonly", *words, *arguments(leaf, file), code=3)
-    for words in (("--record",), ("gpus",), ("ps",), ("--once",), ("check", "digits-ddp")):
-        call(absent, "--readonly", *words)
+    for argv in (("--record",), ("gpus",), ("ps",), ("--once",), ("check", "digits-ddp")):
+        call(absent, "--readonly", *argv)
     assert not absent.state.parent.exists()
 
 
 def test_what_only_reads_is_allowed(home: Home) -> None:
-    for words in (("ps",), ("show", "vit-1"), ("run", "digits-ddp", "--dry-run"), ("queue",), ("gpus",)):
-        assert call(home.workspace, "--readonly", *words).code == 0, words
+    for arguments in (("ps",), ("show", "vit-1"), ("run", "digits-ddp", "--dry-run"), ("queue",), ("gpus",)):
+        assert call(home.workspace, "--readonly", *arguments).code == 0, arguments

@@ -49,8 +49,8 @@ def workspace_with_runs(home: Home, workspace: Workspace, monkeypatch: pytest.Mo
 
 def test_files_of_two_runs(workspace_with_runs: Workspace, tmp_path: Path) -> None:
     out = tmp_path / "deep" / "out"
-    words = ("--out", str(out), "--price-per-kwh", "0.3", "--gates")
-    assert call(workspace_with_runs, "report", "net-1", "net-2", *words).code == 1
+    options = ("--out", str(out), "--price-per-kwh", "0.3", "--gates")
+    assert call(workspace_with_runs, "report", "net-1", "net-2", *options).code == 1
     assert sorted(path.name for path in out.iterdir()) == [
         "cost_analysis.json", "performance_summary.json", "report.html", "scalability_report.json",
     ]  # fmt: skip
@@ -62,9 +62,14 @@ def test_files_of_two_runs(workspace_with_runs: Workspace, tmp_path: Path) -> No
         "loss_rise": "pass", "gradients": "pass", "learning_rate": "pass", "validation_gap": "skip",
         "gpu_utilization": "fail", "parallel_efficiency": "fail",
     }  # fmt: skip
-    [one, two] = shapes["cost_analysis"]["runs"]
-    assert (one["energy_kwh"], one["price"], one["is_partial"]) == (2.0, 0.6, False)
-    assert (two["energy_kwh"], two["price"], two["is_partial"], two["idle_share"]) == (None, None, True, 0.25)
+    first_cost, second_cost = shapes["cost_analysis"]["runs"]
+    assert (first_cost["energy_kwh"], first_cost["price"], first_cost["is_partial"]) == (2.0, 0.6, False)
+    assert (second_cost["energy_kwh"], second_cost["price"], second_cost["is_partial"], second_cost["idle_share"]) == (
+        None,
+        None,
+        True,
+        0.25,
+    )
     [group] = shapes["scalability_report"]["groups"]
     assert [(run["run_id"], run["speed_up"], run["efficiency"]) for run in group["runs"]] == [
         ("net-1", 1.0, 1.0), ("net-2", 1.5, 0.75),
@@ -92,25 +97,27 @@ def test_gates_decide_the_exit_code_if_they_are_asked_for(workspace_with_runs: W
     assert failed.code == 1 and set(json.loads(failed.stdout)) == {
         "performance_summary", "cost_analysis", "scalability_report",
     }  # fmt: skip
-    words = ("--gate", "gpu_utilization=70", "--gate", "parallel_efficiency=70")
-    assert call(workspace_with_runs, "report", "net-2", "--json", *words).code == 0
+    options = ("--gate", "gpu_utilization=70", "--gate", "parallel_efficiency=70")
+    assert call(workspace_with_runs, "report", "net-2", "--json", *options).code == 0
 
 
 def test_the_verdict_and_the_story_of_each_recovery(home: Home, workspace: Workspace, tmp_path: Path) -> None:
     overnight(home)
     home.incident("resnet50-2", 1, "exception", "KeyError 'labels'", step=12, verdict="stop")
-    taken = {"action": "exclude_gpu", "applied": True, "changes": [], "note": "took another GPU in place of GPU 7"}
-    home.connection.execute("UPDATE decisions SET actions = ? WHERE attempt = 2", (json.dumps([taken]),))
+    action = {"action": "exclude_gpu", "applied": True, "changes": [], "note": "took another GPU in place of GPU 7"}
+    home.connection.execute("UPDATE decisions SET actions = ? WHERE attempt = 2", (json.dumps([action]),))
     [stopped] = json.loads(call(workspace, "report", "resnet50-2", "--json").stdout)["performance_summary"]["runs"]
     [only] = stopped["recoveries"]
     assert mentions(only, "Attempt 1: stopped", "KeyError 'labels'", "step 12")
-    told = call(workspace, "report", "vit-b16-1", "--out", str(tmp_path)).stdout.splitlines()
-    assert mentions(told[0], "vit-b16-1 is running", "9 440", "3 attempts", "1.850", "8 870", "2 failures", "422 steps")
+    lines = call(workspace, "report", "vit-b16-1", "--out", str(tmp_path)).stdout.splitlines()
+    assert mentions(
+        lines[0], "vit-b16-1 is running", "9 440", "3 attempts", "1.850", "8 870", "2 failures", "422 steps"
+    )
     [run] = json.loads((tmp_path / "performance_summary.json").read_text())["runs"]
-    assert run["verdict"] == told[0]
+    assert run["verdict"] == lines[0]
     first, second = run["recoveries"]
     assert mentions(first, "Attempt 1 → 2: ", "512 × 1 → 384 × 2", "step_4000.pt", "4 000", "CUDA ran out of memory")
     assert mentions(second, "Attempt 2 → 3: ", "another GPU", "GPU 7", "step_8000.pt", "8 000", "because GPU 7 was")
     page = (tmp_path / "report.html").read_text()
-    assert page.index(told[0]) < page.index("512 × 1 → 384 × 2") < page.index("<svg") < page.index("<h3>Cost")
+    assert page.index(lines[0]) < page.index("512 × 1 → 384 × 2") < page.index("<svg") < page.index("<h3>Cost")
     assert "Quality gates" not in page

@@ -22,15 +22,15 @@ def test_a_script_is_a_whole_run(machine: Machine) -> None:
     text = STEPS_SCRIPT.replace('run_dir / "checkpoints"', 'pathlib.Path("saved")')
     script.write_text(text.replace('writestr("step"', 'writestr("archive/data.pkl"'))
     before = {path.name for path in machine.folder.iterdir()}
-    words = ("--name", "mine", "--set", "steps=100000", "--json", "count.py", "--steps", "3", "--seconds=0.02")
-    assert json.loads(machine.gputui("run", *words))["id"] == "mine-1"
+    arguments = ("--name", "mine", "--set", "steps=100000", "--json", "count.py", "--steps", "3", "--seconds=0.02")
+    assert json.loads(machine.gputui("run", *arguments))["id"] == "mine-1"
     wait_until(lambda: machine.steps("mine-1")[-1:] >= [(1, 30)], what="steps")
     wait_until(lambda: machine.rows("SELECT 1 FROM checkpoints WHERE run_id = 'mine-1'"), what="a checkpoint")
     os.kill(machine.marked("mine-1")[-1].pid, signal.SIGKILL)
     wait_until(lambda: machine.steps("mine-1")[-1][0] == 2, what="a second attempt")
     assert next(step for attempt, step in machine.steps("mine-1") if attempt == 2) >= 10, "it was resumed"
-    shown = machine.json("show", "mine-1")
-    assert shown["params"]["steps"] == 100000 and shown["params"]["batch_size"] == 16
+    run = machine.json("show", "mine-1")
+    assert run["params"]["steps"] == 100000 and run["params"]["batch_size"] == 16
     assert machine.finish("mine-1", attempt=2) > 1
     assert "count.py --steps 3" in machine.gputui("explain", "mine-1")
     assert "count.py --steps 3" in machine.gputui("show", "mine-1")
@@ -41,8 +41,8 @@ def test_a_script_is_a_whole_run(machine: Machine) -> None:
 
 def test_any_command_runs_where_and_as_it_was_typed(machine: Machine) -> None:
     program = 'pwd; echo "$@"; echo "$COLOUR"; exit 3'
-    words = ("run", "--wait", "--", "bash", "-c", program, "name", "--lr", "1e-3", "two words")
-    machine.gputui(*words, code=1)
+    arguments = ("run", "--wait", "--", "bash", "-c", program, "name", "--lr", "1e-3", "two words")
+    machine.gputui(*arguments, code=1)
     (run,) = json.loads(machine.gputui("ps", "--json"))
     logs = machine.gputui("logs", run["id"])
     assert f"{machine.folder}\n" in logs and "--lr 1e-3 two words" in logs

@@ -28,15 +28,15 @@ from tests.ui.cli.program import said, shape
 
 
 def test_waiting_shows_the_incident_the_decision_and_the_story(machine: Machine) -> None:
-    shown = machine.gputui("run", machine.profile(), "--set", "fail_at=25", "--wait")
-    lines = shown.splitlines()
+    output = machine.gputui("run", machine.profile(), "--set", "fail_at=25", "--wait")
+    lines = output.splitlines()
     stored = [row[0] for row in machine.rows("SELECT message FROM events WHERE run_id = 'steps-1' ORDER BY event_id")]
     printed = [line[11:] for line in lines if re.match(r"\d\d:\d\d:\d\d ", line)]
     assert printed == stored
     assert next(line[9] for line in lines if re.match(r"\d\d:\d\d:\d\d [✗▲]", line)) == "✗"
-    assert "\x1b" not in shown, "no terminal, no rewritten line"
+    assert "\x1b" not in output, "no terminal, no rewritten line"
     story = machine.gputui("explain").split("\n\n")
-    assert story[1] in shown, "the attempt's paragraph"
+    assert story[1] in output, "the attempt's paragraph"
     assert machine.gputui("explain") == machine.gputui("explain", "steps-1")
 
 
@@ -113,8 +113,8 @@ def test_resume_names_the_checkpoint_and_the_time_between_does_not_count(machine
         connection.execute("UPDATE attempts SET started_at = started_at - 7200, ended_at = ended_at - 7200")
         connection.execute("UPDATE runs SET started_at = started_at - 7200")
     saved = machine.steps(run_id)[-1][1] + 1
-    words = f"stopped by {actor()}; it can go on from step {saved - 1}"
-    assert machine.rows("SELECT message FROM events WHERE kind = 'stopped'") == [(words,)]
+    message = f"stopped by {actor()}; it can go on from step {saved - 1}"
+    assert machine.rows("SELECT message FROM events WHERE kind = 'stopped'") == [(message,)]
     printed = machine.gputui("resume", run_id)
     assert f"queued from step_{saved:06d}.pt;" in printed and "logs" in printed
     wait_until(lambda: any(attempt == 2 for attempt, _ in machine.steps(run_id)), 60, "a step of the next attempt")
@@ -150,9 +150,9 @@ def test_a_run_is_renamed_tagged_and_noted(machine: Machine) -> None:
     assert machine.json("label", "steps-1", "--untag", "old")[0]["tags"] == ["base", "lr:0.1"]
     (labelled,) = machine.json("label", "steps-1", "--name", "baseline", "--note", "first try")
     assert (labelled["name"], labelled["note"]) == ("baseline", "first try")
-    for wanted in ("baseline", "steps-1"):
-        shown = machine.json("show", wanted)
-        assert (shown["id"], shown["name"], shown["tags"]) == ("steps-1", "baseline", ["base", "lr:0.1"])
+    for selector in ("baseline", "steps-1"):
+        run = machine.json("show", selector)
+        assert (run["id"], run["name"], run["tags"]) == ("steps-1", "baseline", ["base", "lr:0.1"])
     listed = machine.gputui("ps", "--tag", "base").splitlines()
     assert (
         listed[0].split()[:3] == ["RUN", "NAME", "TAGS"] and "#base #lr:0.1" in listed[1] and "first try" in listed[1]
@@ -175,8 +175,8 @@ def test_labels_survive_a_lost_database(machine: Machine) -> None:
     for path in machine.workspace.state.glob("gputui.db*"):
         path.unlink()
     machine.gputui("agent", "start")
-    shown = machine.json("show", "baseline")
-    assert (shown["id"], shown["tags"], shown["note"]) == ("steps-1", ["base"], None)
+    run = machine.json("show", "baseline")
+    assert (run["id"], run["tags"], run["note"]) == ("steps-1", ["base"], None)
     assert json.loads((machine.workspace.run_dir("steps-1") / LABELS_FILE).read_text())["tags"] == ["base"]
 
 
@@ -194,7 +194,7 @@ def test_an_imported_run_has_ended_and_its_metrics(machine: Machine) -> None:
     folder = machine.folder / "a {run_dir} name"
     append(events_of(folder), event(1, loss=0.5) + event(2, loss=0.25))
     append(events_of(folder, "run-x1.wandb"), chunked([history(1, 0.75)]))
-    ids = [found["id"] for found in machine.json("import", str(folder))]
+    ids = [run["id"] for run in machine.json("import", str(folder))]
     assert ids == ["x1-1", "a-run_dir-name-1"]
     for run_id, points in zip(ids, ([(1, 0.75)], [(1, 0.5), (2, 0.25)]), strict=True):
         machine.wait_for(run_id, "succeeded")
@@ -208,12 +208,10 @@ def test_an_explanation_as_json_has_what_show_has_and_the_paragraphs(home: Home,
     bad_night(home)
     folder = workspace.run_dir("vit-b16-1") / "incidents" / "1-cuda_oom"
     folder.mkdir(parents=True)
-    explained, shown = shape(workspace, "explain", "vit-b16-1"), shape(workspace, "show", "vit-b16-1")
-    assert (
-        explained["attempts"][:2] == shown["attempts"][:2]
-        and explained["cost_of_failures"] == shown["cost_of_failures"]
-    )
-    assert set(explained) - set(shown) == {"paragraphs", "alerts", "evidence_folders"}
+    explained = shape(workspace, "explain", "vit-b16-1")
+    run = shape(workspace, "show", "vit-b16-1")
+    assert explained["attempts"][:2] == run["attempts"][:2] and explained["cost_of_failures"] == run["cost_of_failures"]
+    assert set(explained) - set(run) == {"paragraphs", "alerts", "evidence_folders"}
     printed = " ".join(said(workspace, "explain", "vit-b16-1").split())
     assert all(paragraph in printed for paragraph in explained["paragraphs"]) and len(explained["paragraphs"]) >= 5
     assert [alert["rule"] for alert in explained["alerts"]].count("gradient_norm") == 1

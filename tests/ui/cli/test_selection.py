@@ -24,14 +24,14 @@ DAY = 86_400.0
 @pytest.fixture
 def home(workspace: Workspace) -> Iterator[Home]:
     """Two old runs that have ended, a young one, and one that trains."""
-    made = Home(workspace, time.time())
+    home = Home(workspace, time.time())
     for run_id, state, days in (("old-1", "failed", 40.0), ("old-2", "succeeded", 35.0), ("new-1", "stopped", 1.0)):
-        made.run(run_id, state, name=run_id[:3], started_ago=days * DAY + 60, ended_ago=days * DAY)
+        home.run(run_id, state, name=run_id[:3], started_ago=days * DAY + 60, ended_ago=days * DAY)
         workspace.run_dir(run_id).mkdir()
-    made.run("live-1", "running", started_ago=50 * DAY)
+    home.run("live-1", "running", started_ago=50 * DAY)
     (workspace.run_dir("old-1") / "model.pt").write_bytes(b"x" * 100_000)
-    yield made
-    made.close()
+    yield home
+    home.close()
 
 
 @pytest.mark.parametrize("verb", ["stop", "rm", "resume", "restart", "label"])
@@ -80,8 +80,8 @@ def test_what_cannot_be_acted_on_is_named_by_reason(home: Home) -> None:
     for name in ("one", "two", "three"):
         home.run(name, "succeeded", name="old", ended_ago=DAY)
     assert mentions(said(home.workspace, "resume", "--older", "0s", "--dry-run"), "4 other runs cannot", "complete")
-    named = said(home.workspace, "resume", "one", "two", "three", "old-2", "--dry-run", code=3)
-    assert "one, two, three, old-2: complete" in named
+    error = said(home.workspace, "resume", "one", "two", "three", "old-2", "--dry-run", code=3)
+    assert "one, two, three, old-2: complete" in error
 
 
 def test_a_listed_run_has_its_age_and_size(home: Home) -> None:

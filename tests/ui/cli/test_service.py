@@ -17,7 +17,8 @@ class Desk:
     """A user's folders and a systemctl that notes what it is asked."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.home, self.asked = folder / "home dir", folder / "asked"
+        self.home = folder / "home dir"
+        self.asked = folder / "asked"
         self.unit = folder / ".config" / "systemd" / "user" / "gputui.service"
         (folder / "bin").mkdir()
         self.systemctl = folder / "bin" / "systemctl"
@@ -57,8 +58,8 @@ def test_the_unit_has_the_outputs_and_refuses_what_the_recorder_would(desk: Desk
     assert desk.run("install", "--yes", *options).exit_code == 0
     assert " ".join(f'"{word}"' for word in ("--interval", "1", *options)) in desk.unit.read_text()
     assert json.loads(desk.run("status", "--json").output)["for_this_home"]
-    for words in (("--prometheus", "nowhere"), ("--output", "samples.txt"), ("--rotate", "1GiB")):
-        assert desk.run("install", "--print", *words).exit_code == 2, words
+    for flags in (("--prometheus", "nowhere"), ("--output", "samples.txt"), ("--rotate", "1GiB")):
+        assert desk.run("install", "--print", *flags).exit_code == 2, flags
 
 
 def test_it_is_shown_before_anybody_is_asked_and_no_is_no(desk: Desk) -> None:
@@ -77,10 +78,10 @@ def test_install_status_uninstall(desk: Desk) -> None:
         "--user enable gputui.service",
         "--user restart gputui.service",
     ]
-    told = json.loads(desk.run("status", "--json").output)
-    assert told["installed"] and told["active"] == "active" and told["for_this_home"]
-    other = CliRunner().invoke(command, ["--home", "/elsewhere", "agent", "service", "status"])
-    assert "another home" in other.output
+    status = json.loads(desk.run("status", "--json").output)
+    assert status["installed"] and status["active"] == "active" and status["for_this_home"]
+    elsewhere = CliRunner().invoke(command, ["--home", "/elsewhere", "agent", "service", "status"])
+    assert "another home" in elsewhere.output
     assert desk.run("uninstall", "--yes").exit_code == 0
     assert not desk.unit.exists()
     assert "--user disable --now gputui.service" in desk.asked.read_text()
@@ -90,7 +91,7 @@ def test_install_status_uninstall(desk: Desk) -> None:
 def test_a_file_of_somebody_else_is_left_alone(desk: Desk) -> None:
     desk.unit.parent.mkdir(parents=True)
     desk.unit.write_text("[Service]\nExecStart=/bin/true\n")
-    for words in (("install", "--yes"), ("uninstall", "--yes")):
-        result = desk.run(*words)
+    for arguments in (("install", "--yes"), ("uninstall", "--yes")):
+        result = desk.run(*arguments)
         assert result.exit_code == 3 and "not written by gputui" in result.output
     assert desk.unit.read_text().endswith("/bin/true\n")

@@ -52,11 +52,11 @@ def test_trials_that_fit_on_a_gpu_together_are_counted(tmp_path: Path) -> None:
         if peak_gib is not None:
             home.metrics("small-1", 1, [{"step": 1, "gpu_mem_peak": peak_gib * GIB}])
         home.close()
-        words = ("study", "check", str(tmp_path / "s.yaml"), "--dry-run")
-        found = shape(workspace, *words)
-        counted = (found["trials"], found["trials_per_gpu"], found["parallel"])
+        arguments = ("study", "check", str(tmp_path / "s.yaml"), "--dry-run")
+        plan = shape(workspace, *arguments)
+        counted = (plan["trials"], plan["trials_per_gpu"], plan["parallel"])
         assert counted == (8, sharing, 2 * sharing), peak_gib
-        assert ("sharing a GPU" in said(workspace, *words)) is (sharing > 1), peak_gib
+        assert ("sharing a GPU" in said(workspace, *arguments)) is (sharing > 1), peak_gib
 
 
 def test_a_grid_on_a_target_asks_for_no_gpu_of_this_machine(tmp_path: Path) -> None:
@@ -64,13 +64,13 @@ def test_a_grid_on_a_target_asks_for_no_gpu_of_this_machine(tmp_path: Path) -> N
     workspace = locate(tmp_path / "home")
     workspace.create()
     workspace.targets.write_text("lab: {kind: slurm}\n")
-    words = ("study", "run", str(tmp_path / "small.yaml"), "--grid", "lr=1,2,3", "--on", "lab", "--parallel", "3")
-    plan = shape(workspace, *words, "--dry-run")
+    arguments = ("study", "run", str(tmp_path / "small.yaml"), "--grid", "lr=1,2,3", "--on", "lab", "--parallel", "3")
+    plan = shape(workspace, *arguments, "--dry-run")
     assert (plan["target"], plan["parallel"], plan["gpus_per_trial"]) == ("lab", 3, 4)
-    assert "--parallel" in refused(workspace, *words[:-2], code=2)
-    assert "--set" in refused(workspace, *words[:3], "--set", "lr=1", code=2)
+    assert "--parallel" in refused(workspace, *arguments[:-2], code=2)
+    assert "--set" in refused(workspace, *arguments[:3], "--set", "lr=1", code=2)
     assert f"\nfrom {workspace.targets}" in said(workspace, "target", "list")
-    assert "gone" in refused(workspace, *words[:6], "gone", code=2)
+    assert "gone" in refused(workspace, *arguments[:6], "gone", code=2)
 
 
 @table(
@@ -116,16 +116,16 @@ def test_the_shells_gpus_are_not_those_of_trials(
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if shell is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shell)
-    found = load_study(tmp_path / "s.yaml", workspace, tmp_path)
-    spec, base = resolve_study(found.spec, found.profile, FOUR_GPUS, None)
+    study = load_study(tmp_path / "s.yaml", workspace, tmp_path)
+    spec, base = resolve_study(study.spec, study.profile, FOUR_GPUS, None)
     is_pinned = gpus == "[1]"
     assert (spec.gpus_per_trial, base.gpus.count, base.gpus.shell) == (count, count, None)
     assert base.gpus.uuids == (("GPU-1",) if is_pinned else ())
     grid = ("study", "run", str(tmp_path / "small.yaml"), "--grid", "lr=1,2", "--dry-run")
-    for words in (("study", "run", str(tmp_path / "s.yaml"), "--dry-run"), grid):
-        remarks = call(workspace, *words).stderr.splitlines()
-        has_gpus = gpus != "0" or (count > 0 and words != grid)
-        assert len(remarks) == (shell is not None and has_gpus), words
+    for arguments in (("study", "run", str(tmp_path / "s.yaml"), "--dry-run"), grid):
+        remarks = call(workspace, *arguments).stderr.splitlines()
+        has_gpus = gpus != "0" or (count > 0 and arguments != grid)
+        assert len(remarks) == (shell is not None and has_gpus), arguments
         assert not remarks or mentions(remarks[0], f"CUDA_VISIBLE_DEVICES={shlex.quote(shell or '')}", "ignored")
 
 
@@ -141,17 +141,17 @@ def test_a_report_is_printed_or_written_to_a_folder_or_json(home: Home, workspac
     home.agent()
     search(home, state="finished", reason="its 14 trials are done")
     home.connection.execute("UPDATE studies SET problem = 'its process failed twice'")
-    for words in (("study", "list"), ("study", "show")):
-        assert "its 14 trials are done; its process failed twice" in said(workspace, *words), words
+    for arguments in (("study", "list"), ("study", "show")):
+        assert "its 14 trials are done; its process failed twice" in said(workspace, *arguments), arguments
     assert shape(workspace, "study", "show")["problem"] == "its process failed twice"
     lines = said(workspace, "study", "report").splitlines()
     assert lines[0] == "# Study lr-search-1" and "## Best trials" in lines
     assert sum(line.startswith("| ") for line in lines) > 10
 
-    found = shape(workspace, "study", "report")
-    assert found["id"] == "lr-search-1" and found["best"][0]["command"].startswith("gputui run vit --set lr=")
-    assert {trial["state"] for trial in found["not_complete"]} == {"pruned"} and 0 < found["saved_share"] < 1
-    assert {importance["name"] for importance in found["importances"]} == {"lr", "batch_size", "optimizer"}
+    report = shape(workspace, "study", "report")
+    assert report["id"] == "lr-search-1" and report["best"][0]["command"].startswith("gputui run vit --set lr=")
+    assert {trial["state"] for trial in report["not_complete"]} == {"pruned"} and 0 < report["saved_share"] < 1
+    assert {importance["name"] for importance in report["importances"]} == {"lr", "batch_size", "optimizer"}
 
     out = tmp_path / "out"
     said(workspace, "study", "report", "lr-search", "--out", str(out))

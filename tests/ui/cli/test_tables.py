@@ -38,17 +38,19 @@ def test_no_line_is_wider_than_the_terminal(room: int) -> None:
 
 
 def test_columns_are_left_out_in_order_and_no_more_than_needed() -> None:
-    header, row = ("A", "B", "C", "D"), ("a" * 10, "b" * 10, "c" * 10, "d" * 10)
+    header = ("A", "B", "C", "D")
+    row = ("a" * 10, "b" * 10, "c" * 10, "d" * 10)
     heads = {room: table_lines(header, [row], ("C", "A", "none"), room)[0].split() for room in (46, 45, 34, 33)}
     assert heads == {46: ["A", "B", "C", "D"], 45: ["A", "B", "D"], 34: ["A", "B", "D"], 33: ["B", "D"]}
 
 
 def test_a_long_name_gives_way_first() -> None:
-    name, header = "x" * 30 + "-of-the-seventeenth-of-november-7", ("RUN", "SIZE", "STATE", "STEP", "")
+    name = "x" * 30 + "-of-the-seventeenth-of-november-7"
+    header = ("RUN", "SIZE", "STATE", "STEP", "")
     rows = [(name, "1 GiB", "running", "300/600", ""), ("vit-1", "1 GiB", "failed", "30/600", "")]
-    shown = table_lines(header, rows, ("SIZE",), 80)
-    assert shown[0].split() == ["RUN", "SIZE", "STATE", "STEP"] and all(cell_width(line) <= 80 for line in shown)
-    assert shown[1].startswith("xxx") and "…" in shown[1] and shown[1].endswith("-7  1 GiB  running  300/600")
+    lines = table_lines(header, rows, ("SIZE",), 80)
+    assert lines[0].split() == ["RUN", "SIZE", "STATE", "STEP"] and all(cell_width(line) <= 80 for line in lines)
+    assert lines[1].startswith("xxx") and "…" in lines[1] and lines[1].endswith("-7  1 GiB  running  300/600")
     assert table_lines(header, rows, ("SIZE",), 50)[0].split() == ["RUN", "STATE", "STEP"]
     assert all(name in table_lines(header, rows, ("SIZE",), room)[1] for room in (None, 100))
 

@@ -64,11 +64,11 @@ def test_a_run_recovers_another_waits_and_nothing_is_left(tmp_path: Path, monkey
 
 
 def processes_of(folder: str) -> list[int]:
-    found = []
+    pids = []
     for process in psutil.process_iter(["cmdline"]):
         if process.pid != os.getpid() and any(folder in word for word in process.info["cmdline"] or ()):
-            found.append(process.pid)
-    return found
+            pids.append(process.pid)
+    return pids
 
 
 def test_the_script_saves_when_it_is_asked_to_end(tmp_path: Path) -> None:
@@ -102,7 +102,8 @@ def test_samples_a_second_do_not_depend_on_the_samples_of_a_step() -> None:
 )
 def test_losses_fall_so_steadily_that_no_alert_says_otherwise(model: str, total: int, lr: float, begin: int) -> None:
     """For the first three hours of a demo: a mean of losses is a better one within each ten minutes."""
-    training, history = SimulatedTraining(MODELS[model], total, lr, WEIGHT_DECAY), LossHistory()
+    training = SimulatedTraining(MODELS[model], total, lr, WEIGHT_DECAY)
+    history = LossHistory()
     ten_minutes = int(600 / MODELS[model].usual_seconds)
     patience = RULES["no_improvement"].limits["steps"]
     for step in range(begin, begin + 18 * ten_minutes):

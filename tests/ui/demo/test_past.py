@@ -107,13 +107,14 @@ def test_the_study_is_what_its_file_says(connection: sqlite3.Connection) -> None
 def test_gpus_were_busy_while_a_run_had_them(connection: sqlite3.Connection) -> None:
     """To the last sample: the run goes on, with no notch at the demo's start."""
     history = gpu_history(connection, NOW - 600, NOW, 60)
-    run, other = find_run(connection, "gpt2-124m-2"), find_run(connection, "vit-b16-3")
-    assert len(history) == 8 and not set(run.gpus) & set(other.gpus)
+    run = find_run(connection, "gpt2-124m-2")
+    second = find_run(connection, "vit-b16-3")
+    assert len(history) == 8 and not set(run.gpus) & set(second.gpus)
     for uuid, gpu in history.items():
         loads = [value for value in gpu.utilization_percent if value is not None]
         if uuid in run.gpus:
             assert min(loads[:50]) > 50 and min(loads[-3:]) > 50 and len(set(loads)) > 20
-        elif uuid in other.gpus:
+        elif uuid in second.gpus:
             assert min(loads[30:]) > 50 > min(loads)
 
 

@@ -55,14 +55,14 @@ class Terminal:
             if shows(lines, text):
                 return lines
             if time.monotonic() > deadline or not self.child.isalive():
-                seen = "\n".join(line for line in lines if line)
-                pytest.fail(f"{text!r} did not appear on\n{seen}\nwhat was recorded:\n{self._told()}")
+                screen = "\n".join(line for line in lines if line)
+                pytest.fail(f"{text!r} did not appear on\n{screen}\nwhat was recorded:\n{self._told()}")
 
     def _told(self) -> str:
         """The commands to the agent, its answers, and the end of its log."""
-        words = [repr(tuple(row)) for row in self.machine.rows("SELECT verb, state, reason FROM commands")]
+        commands = [repr(tuple(row)) for row in self.machine.rows("SELECT verb, state, reason FROM commands")]
         log = self.machine.workspace.agent_log
-        return "\n".join([*words, *(log.read_text().splitlines()[-20:] if log.exists() else ())])
+        return "\n".join([*commands, *(log.read_text().splitlines()[-20:] if log.exists() else ())])
 
     def press(self, keys: str) -> None:
         self.child.send(keys)

@@ -35,15 +35,15 @@ SHM_LOCKS = (120, 8)
 
 def key_seconds(app: PtyApp) -> float:
     """From a key to what it paints: the help opens, and closes again."""
-    taken = []
+    durations = []
     for key, is_open in (("?", True), ("\x1b", False)):
         started = time.monotonic()
         app.type(key)
         while (" Keys " in app.terminal.text) != is_open:
             app.read(0.004)
             assert time.monotonic() - started < BLOCKED_SECONDS, app.terminal.text
-        taken.append(time.monotonic() - started)
-    return taken[0]  # the parser waits a moment whether more follows an escape
+        durations.append(time.monotonic() - started)
+    return durations[0]  # the parser waits a moment whether more follows an escape
 
 
 def check_keys(app: PtyApp, busy: Callable[[], bool] = lambda: True) -> int:
@@ -51,9 +51,9 @@ def check_keys(app: PtyApp, busy: Callable[[], bool] = lambda: True) -> int:
     rounds: list[float] = []
     pressed = 0
     while len(rounds) < 3 and (busy() or not rounds):
-        taken = [key_seconds(app) for _ in range(5)]
+        durations = [key_seconds(app) for _ in range(5)]
         pressed += 5 * busy()
-        rounds.append(statistics.median(taken))
+        rounds.append(statistics.median(durations))
     assert min(rounds) < PAINT_SECONDS, rounds
     return pressed
 

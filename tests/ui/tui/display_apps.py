@@ -52,8 +52,8 @@ class EverythingApp(App[None]):
         yield Input("input", id="input")
         yield Footer()
 
-    def change(self, source: random.Random, words: list[str]) -> None:
-        word = " ".join(source.choice(words) for _ in range(source.randint(1, 4)))
+    def change(self, source: random.Random, vocabulary: list[str]) -> None:
+        word = " ".join(source.choice(vocabulary) for _ in range(source.randint(1, 4)))
         style = source.choice(STYLES)
         screen = self.screen_stack[0]
         what = source.randrange(4)

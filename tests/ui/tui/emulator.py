@@ -78,9 +78,9 @@ class Terminal:
         wrong = []
         for y in range(grid.height):
             for x, (text, pen) in enumerate(grid.line(y)):
-                shown = self.screen.buffer[y][x]
-                if _look(shown) != _wanted_look(text, pen):
-                    wrong.append(f"({x}, {y}): wanted {text!r} {_wanted_look(text, pen)}, shown {_look(shown)}")
+                cell = self.screen.buffer[y][x]
+                if _look(cell) != _wanted_look(text, pen):
+                    wrong.append(f"({x}, {y}): wanted {text!r} {_wanted_look(text, pen)}, shown {_look(cell)}")
         return wrong
 
 

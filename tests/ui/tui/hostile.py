@@ -51,8 +51,8 @@ def fill(home: Home) -> None:
     connection.execute(
         "UPDATE studies SET name = ?, profile = ?, reason = ?, spec = ?", (*CORPUS[:3], json.dumps(spec))
     )
-    found = [{"objective": CORPUS[2], "name": text, "share": 0.5} for text in CORPUS[:3]]
-    connection.execute("UPDATE studies SET importances = ?", (json.dumps(found),))
+    importances = [{"objective": CORPUS[2], "name": text, "share": 0.5} for text in CORPUS[:3]]
+    connection.execute("UPDATE studies SET importances = ?", (json.dumps(importances),))
     for number, text in enumerate(CORPUS):
         connection.execute(
             "UPDATE trials SET reason = ?, origin = ?, params = ? WHERE number = ?",

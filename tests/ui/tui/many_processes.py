@@ -57,10 +57,10 @@ def fill(home: Home) -> None:
 
 def give(feed: Feed) -> StillProcesses:
     """Let a still feed read these processes in place of the machine's."""
-    made = StillProcesses()
+    processes = StillProcesses()
     assert isinstance(feed, StillFeed)
-    feed.use_processes(made)
-    return made
+    feed.use_processes(processes)
+    return processes
 
 
 def everything(gpus: tuple[GpuView, ...]) -> int:

@@ -70,8 +70,8 @@ class PtyApp:
     def read(self, seconds: float) -> bytes:
         start = len(self.output)
         deadline = time.monotonic() + seconds
-        while (left := deadline - time.monotonic()) > 0:
-            if not select.select([self.master], [], [], left)[0]:
+        while (remaining := deadline - time.monotonic()) > 0:
+            if not select.select([self.master], [], [], remaining)[0]:
                 break
             try:
                 data = os.read(self.master, 65536)

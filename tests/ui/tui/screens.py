@@ -57,9 +57,9 @@ def feed_of(app: GputuiApp) -> StillFeed:
 def asked(home: Home) -> list[tuple[str, str | None, dict[str, Any]]]:
     """The commands that were sent, always in the name of this process."""
     rows = home.connection.execute("SELECT verb, run_id, args FROM commands ORDER BY command_id").fetchall()
-    found = [(verb, run_id, json.loads(args)) for verb, run_id, args in rows]
-    assert all(args.pop("asker")["pid"] == os.getpid() for _, _, args in found)
-    return found
+    commands = [(verb, run_id, json.loads(args)) for verb, run_id, args in rows]
+    assert all(args.pop("asker")["pid"] == os.getpid() for _, _, args in commands)
+    return commands
 
 
 async def until(pilot: Pilot[Any], is_so: Callable[[], bool], seconds: float = 60.0) -> None:

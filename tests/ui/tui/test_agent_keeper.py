@@ -46,13 +46,13 @@ class Agents:
 
 @pytest.fixture
 def agents(monkeypatch: pytest.MonkeyPatch) -> Agents:
-    made = Agents()
+    agents = Agents()
     for name, value in (
-        ("read_identity", made.read_identity), ("ensure_agent", made.ensure_agent), ("LOOK_SECONDS", 0.01),
+        ("read_identity", agents.read_identity), ("ensure_agent", agents.ensure_agent), ("LOOK_SECONDS", 0.01),
         ("FIRST_PAUSE_SECONDS", 0.02),
     ):  # fmt: skip
         monkeypatch.setattr(module, name, value)
-    return made
+    return agents
 
 
 @pytest.fixture

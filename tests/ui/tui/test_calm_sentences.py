@@ -17,8 +17,8 @@ from tests.ui.tui.screens import SMALL, feed_of, text
 
 
 def disk(monkeypatch: pytest.MonkeyPatch, free_bytes: int, files: int = 0, free_files: int = 0) -> None:
-    found = SimpleNamespace(f_bavail=free_bytes // 4096, f_frsize=4096, f_files=files, f_favail=free_files)
-    monkeypatch.setattr(os, "statvfs", lambda path: found)
+    status = SimpleNamespace(f_bavail=free_bytes // 4096, f_frsize=4096, f_files=files, f_favail=free_files)
+    monkeypatch.setattr(os, "statvfs", lambda path: status)
 
 
 async def test_a_full_disk_is_told_instead_of_silence(

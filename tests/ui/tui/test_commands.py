@@ -33,7 +33,9 @@ class Desk(commands.Commands):
 def test_commands_are_written_in_the_order_of_their_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where the store delays one of them, or refuses it: "stop" after "run" never comes first."""
     monkeypatch.setattr(commands, "withdraw_late", lambda *_: None)
-    desk, written, may_write = Desk(), [], threading.Event()
+    desk = Desk()
+    written = []
+    may_write = threading.Event()
 
     def slowly() -> int:
         assert may_write.wait(10)

@@ -152,18 +152,19 @@ async def test_every_key_leads_to_its_action_and_no_text_controls_the_terminal(
         for action in actions_in(scope):
             for key in action.keys:
                 app.say("")
-                before, shown = len(performed), whole(app)
+                before = len(performed)
+                before_key = whole(app)
                 await pilot.press(key)
                 await at_rest(pilot)
                 assert performed[before:] == [action.name], f"{key} on {scope}"
-                if action.name in carried_out - resting and whole(app) == shown:
+                if action.name in carried_out - resting and whole(app) == before_key:
                     # At an end it does nothing; after its opposite it must.
-                    for other in actions_in(scope):
-                        if other.phrase == action.phrase and other is not action:
-                            carry_out(app, other.name)
-                    shown = whole(app)
+                    for namesake in actions_in(scope):
+                        if namesake.phrase == action.phrase and namesake is not action:
+                            carry_out(app, namesake.name)
+                    before_key = whole(app)
                     carry_out(app, action.name)
-                    await until(pilot, lambda shown=shown: whole(app) != shown)
+                    await until(pilot, lambda before_key=before_key: whole(app) != before_key)
                 carried_out.discard(action.name)
                 watched.seen += watched.terminal.text
                 if app.screen is page and page.line is not None:

@@ -19,7 +19,8 @@ from tests.stories import overnight, tick
 from tests.texts import mentions
 from tests.ui.tui.pty_app import PtyApp
 
-MOUSE_ON, MOUSE_OFF = b"\x1b[?1000h\x1b[?1006h", b"\x1b[?1006l\x1b[?1000l"
+MOUSE_ON = b"\x1b[?1000h\x1b[?1006h"
+MOUSE_OFF = b"\x1b[?1006l\x1b[?1000l"
 
 
 @pytest.fixture
@@ -118,8 +119,8 @@ def test_copying_goes_through_the_terminal(open_screen: Callable) -> None:
     with open_screen({"TMUX": ""}) as app:
         app.type("\x19")
         app.read_until(lambda: b"\x1b]52;c;" in app.output)
-        found = re.search(rb"\x1b\]52;c;([A-Za-z0-9+/=]*)\x07", bytes(app.output))
-        assert found is not None and base64.b64decode(found[1]) == b"vit-b16-1"
+        match = re.search(rb"\x1b\]52;c;([A-Za-z0-9+/=]*)\x07", bytes(app.output))
+        assert match is not None and base64.b64decode(match[1]) == b"vit-b16-1"
         app.read_until(lambda: "Copied the run's id: vit-b16-1." in app.terminal.text)
 
 
@@ -169,16 +170,16 @@ def test_ctrl_z_gives_the_terminal_back_and_fg_takes_it_again(open_screen: Calla
         app.type("\x1a")
         app.read_until(lambda: app.is_stopped)
         app.read(0.2)
-        given = bytes(app.output[mark:])
+        output = bytes(app.output[mark:])
         for end in (MOUSE_OFF, b"\x1b[23;2t", b"\x1b[?1049l"):
-            assert end in given
-        assert given.index(MOUSE_OFF) < given.index(b"\x1b[?1049l")
+            assert end in output
+        assert output.index(MOUSE_OFF) < output.index(b"\x1b[?1049l")
         mark = len(app.output)
         app.terminal.fill_with_garbage()
         os.kill(app.process.pid, signal.SIGCONT)
         app.read_until(lambda: still(app)[1:8] == before[1:8])
-        taken = bytes(app.output[mark:])
-        assert MOUSE_ON in taken and b"\x1b[22;2t" in taken and b"\x1b]2;" in taken
+        output = bytes(app.output[mark:])
+        assert MOUSE_ON in output and b"\x1b[22;2t" in output and b"\x1b]2;" in output
 
 
 def test_a_signal_ends_it_and_takes_the_modes_back(open_screen: Callable) -> None:
@@ -187,6 +188,6 @@ def test_a_signal_ends_it_and_takes_the_modes_back(open_screen: Callable) -> Non
         app.process.send_signal(signal.SIGTERM)
         app.read_until(lambda: app.process.poll() is not None)
         app.read(0.2)
-        given = bytes(app.output[mark:])
+        output = bytes(app.output[mark:])
         assert app.process.wait(60) == 0
-        assert MOUSE_OFF in given and b"\x1b[23;2t" in given and b"\x1b[?1049l" in given
+        assert MOUSE_OFF in output and b"\x1b[23;2t" in output and b"\x1b[?1049l" in output

@@ -38,6 +38,6 @@ async def test_each_kind_of_page_lies_on_the_stack_once(app: GputuiApp) -> None:
         await pilot.pause()
         assert stack(app)[3:] == [ProcessesScreen, GpuScreen] and "GPU 3" in text(app, "head")
         assert app.feed.interest.gpu_uuid == uuid(3)
-        for left in (4, 3, 2, 1):
+        for depth in (4, 3, 2, 1):
             await press(pilot, "escape")
-            assert len(app.screen_stack) == left
+            assert len(app.screen_stack) == depth

@@ -128,8 +128,8 @@ def test_a_stop_says_since_when_what_for_and_until_when(home: Home, workspace: W
     home.transition("vit-1", "running", "stopping", "stop", 12)
     row = row_of(workspace, "vit-1")
     assert row.run.stop == StopRequest(NOW - 12, 35.0, False)
-    words, style = status_line(row, NOW)
-    assert "12 s" in words and "killed in 23 s" in words and style == "text"
+    line, style = status_line(row, NOW)
+    assert "12 s" in line and "killed in 23 s" in line and style == "text"
     assert "being killed" in status_line(row, NOW + 30)[0]
     home.connection.execute("UPDATE attempts SET stop_requested = 'kill'")
     assert row_of(workspace, "vit-1").run.stop == StopRequest(NOW - 12, 35.0, True)
@@ -137,10 +137,10 @@ def test_a_stop_says_since_when_what_for_and_until_when(home: Home, workspace: W
 
 def test_a_stop_that_a_hung_rank_holds_up_says_for_how_long_no_step_came() -> None:
     run = replace(RUN, state=RunState.STOPPING, stop=StopRequest(NOW - 20, 35.0))
-    words, style = status_line(RunRow(run, Progress(step=40, steps_per_second=10.0, newest_at=NOW - 26)), NOW)
-    assert "no step for 26 s" in words and style == "warn"
-    words, style = status_line(RunRow(run, Progress(step=40, steps_per_second=10.0, newest_at=NOW - 0.2)), NOW)
-    assert "no step" not in words and style == "text"
+    line, style = status_line(RunRow(run, Progress(step=40, steps_per_second=10.0, newest_at=NOW - 26)), NOW)
+    assert "no step for 26 s" in line and style == "warn"
+    line, style = status_line(RunRow(run, Progress(step=40, steps_per_second=10.0, newest_at=NOW - 0.2)), NOW)
+    assert "no step" not in line and style == "text"
 
 
 def test_a_script_that_tells_of_every_hundredth_step_is_not_silent_between_two_of_them(
@@ -193,8 +193,8 @@ def test_a_step_that_was_not_fetched_yet_is_not_missing(
 ) -> None:
     placed = PlacementView("running", contact_at=NOW - contact, poll_seconds=poll, problem=problem)
     progress = Progress(step=40, steps_per_second=10.0, newest_at=NOW - age)
-    found = status_line(RunRow(replace(RUN, target="lab", placement=placed), progress), NOW)[0]
-    assert found.startswith(expected) if expected is not None else "usually" not in found
+    line = status_line(RunRow(replace(RUN, target="lab", placement=placed), progress), NOW)[0]
+    assert line.startswith(expected) if expected is not None else "usually" not in line
     stopping = replace(RUN, state=RunState.STOPPING, stop=StopRequest(NOW - 9, 35.0), placement=placed)
     assert ("no step" in status_line(RunRow(stopping, progress), NOW)[0]) == (age > contact + 1.0)
 
@@ -203,8 +203,8 @@ def test_a_step_that_was_not_fetched_yet_is_not_missing(
 def test_a_stop_that_its_target_does_not_answer_says_so_and_names_the_way_out(is_kill: bool, expected: str) -> None:
     placed = PlacementView("running", contact_at=NOW - 300, problem="no route")
     run = replace(RUN, target="lab", state=RunState.STOPPING, placement=placed)
-    told = status_line(RunRow(replace(run, stop=StopRequest(NOW - 9, 35.0, is_kill)), Progress()), NOW)[0]
-    assert "no route" in told and expected in told
+    line = status_line(RunRow(replace(run, stop=StopRequest(NOW - 9, 35.0, is_kill)), Progress()), NOW)[0]
+    assert "no route" in line and expected in line
 
 
 @table("state, is_ending", [("running", True), ("starting", True), ("failed", False)])
@@ -245,8 +245,8 @@ def test_a_success_with_a_loss_that_is_no_number_says_so(home: Home, workspace: 
     home.attempt("vit-1", 1)
     assert status_line(row_of(workspace, "vit-1"), NOW)[1] == "dim"
     home.connection.execute("UPDATE attempts SET exit = ?", ('{"unsound_since": 1200}',))
-    words, style = status_line(row_of(workspace, "vit-1"), NOW)
-    assert mentions(words.replace("\u202f", " "), "not finite", "1 200") and style == "warn"
+    line, style = status_line(row_of(workspace, "vit-1"), NOW)
+    assert mentions(line.replace("\u202f", " "), "not finite", "1 200") and style == "warn"
 
 
 @table("state, number, step, loss", [
@@ -267,8 +267,8 @@ def test_the_step_of_a_run_is_the_last_of_any_attempt_unless_one_lives(
 
 
 def test_the_parameters_say_how_long_a_script_trains(home: Home, workspace: Workspace) -> None:
-    wanted = [({"max_iters": 400}, 400), ({"max_steps": -1}, None), ({"steps": 30}, None), ({"steps": True}, None)]
-    for number, (params, total) in enumerate(wanted):
+    totals = [({"max_iters": 400}, 400), ({"max_steps": -1}, None), ({"steps": 30}, None), ({"steps": True}, None)]
+    for number, (params, total) in enumerate(totals):
         run_id = f"vit-{number}"
         home.run(run_id, params={**params, "lr": 0.1})
         home.attempt(run_id, 1)
@@ -306,18 +306,18 @@ def test_a_run_without_progress_has_one_sign_on_all_pages(
 
 def test_a_question_about_several_runs_names_them_with_their_sizes() -> None:
     runs = [replace(RUN, run_id=f"a-{number}", size_bytes=2**30) for number in range(1, 4)]
-    words = runs_question(runs, {"b-1": "not ended yet"}, "Gone.", with_sizes=True)
-    assert mentions(words, "a-1 (1 GiB)", "a-3", "Together 3 GiB", "Gone.", "b-1 (not ended yet)")
-    assert "at least" not in words
-    words = runs_question([*runs, RUN], {}, "", with_sizes=True)
-    assert "at least 3 GiB" in words and "Left out" not in words
+    question = runs_question(runs, {"b-1": "not ended yet"}, "Gone.", with_sizes=True)
+    assert mentions(question, "a-1 (1 GiB)", "a-3", "Together 3 GiB", "Gone.", "b-1 (not ended yet)")
+    assert "at least" not in question
+    question = runs_question([*runs, RUN], {}, "", with_sizes=True)
+    assert "at least 3 GiB" in question and "Left out" not in question
     many = [replace(RUN, run_id=f"c-{number}") for number in range(MOST_NAMED + 5)]
-    words = runs_question(many, {}, "")
-    assert mentions(words, f"c-{MOST_NAMED - 1}", "5 more") and f"c-{MOST_NAMED}," not in words
+    question = runs_question(many, {}, "")
+    assert mentions(question, f"c-{MOST_NAMED - 1}", "5 more") and f"c-{MOST_NAMED}," not in question
 
 
 def test_tags_of_several_runs_are_shown_with_their_runs() -> None:
     tags = [("all", "most", "small"), ("all", "most"), ("all", "most"), ("all", "most"), ("all",)]
-    runs = [replace(RUN, run_id=f"a-{number}", tags=own) for number, own in enumerate(tags, 1)]
+    runs = [replace(RUN, run_id=f"a-{number}", tags=labels) for number, labels in enumerate(tags, 1)]
     assert shared_tag_words(runs) == "all, most (4 of 5), small (a-1)"
     assert shared_tag_words(runs[4:]) == "all" and shared_tag_words([RUN]) == ""

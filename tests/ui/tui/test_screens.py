@@ -59,13 +59,13 @@ async def test_the_first_frame_is_full(app: GputuiApp) -> None:
 
 async def test_the_cursor_moves_and_stays_on_its_run(app: GputuiApp, home: Home) -> None:
     async with app.run_test(size=SMALL) as pilot:
-        for key, wanted in (
+        for key, cursor in (
             ("j", "gpt2-124m-1"), ("down", "lr-sweep-3"), ("k", "gpt2-124m-1"), ("up", "vit-b16-1"),
             ("up", "vit-b16-1"), ("G", "resnet50-2"), ("j", "resnet50-2"), ("g", "vit-b16-1"), ("end", "resnet50-2"),
             ("home", "vit-b16-1"),
         ):  # fmt: skip
             await pilot.press(key)
-            assert overview(app).table.cursor == wanted
+            assert overview(app).table.cursor == cursor
         home.end_run("vit-b16-1", "failed")
         feed_of(app).refresh()
         await pilot.pause()
@@ -223,14 +223,14 @@ async def test_a_refusal_is_shown_with_its_reason(app: GputuiApp, home: Home) ->
 
 async def test_restarting_removing_and_resuming_a_complete_run_ask_first(app: GputuiApp, home: Home) -> None:
     async with app.run_test(size=SMALL) as pilot:
-        wanted: list[tuple[str, str, dict[str, Any]]] = []
+        commands: list[tuple[str, str, dict[str, Any]]] = []
         for keys, verb in (("r0", "restart"), (["delete"], "rm")):
             await pilot.press("G", *keys)
             assert isinstance(app.screen, ConfirmScreen), keys
             await pilot.press("y")
-            wanted.append((verb, "resnet50-2", {}))
-            await until(pilot, lambda: len(asked(home)) == len(wanted))
-            assert asked(home) == wanted
+            commands.append((verb, "resnet50-2", {}))
+            await until(pilot, lambda: len(asked(home)) == len(commands))
+            assert asked(home) == commands
         home.end_run("resnet50-2", "succeeded")
         feed_of(app).refresh()
         await pilot.press("G", "r", "r")
@@ -357,9 +357,9 @@ async def test_the_dry_run_shows_everything_and_starts_nothing(app: GputuiApp, h
         await until(pilot, lambda: form_of(app).plan is not None)
         await pilot.press("ctrl+d")
         assert isinstance(app.screen, SheetScreen)
-        shown = " ".join(text(app, "sheet").replace("│", " ").split())
+        sheet = " ".join(text(app, "sheet").replace("│", " ").split())
         for word in ("command", "--steps 10", "GPUTUI_RUN_ID=RUN", "none, on the CPU", "✓ program"):
-            assert word in shown
+            assert word in sheet
         await pilot.press("escape", "escape", "escape")
         assert isinstance(app.screen, OverviewScreen) and asked(home) == []
 

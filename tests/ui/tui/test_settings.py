@@ -32,8 +32,8 @@ def path(tmp_path: Path) -> Path:
 def test_what_is_saved_is_read_again_and_private(path: Path) -> None:
     changes = {"theme": "dark", "pins": ["loss", "lr"], "refresh_seconds": 2, "keys": {"stop": "S"}}
     assert kept.save(path, changes) is None
-    wanted = Settings(theme="dark", pins=("loss", "lr"), refresh_seconds=2.0, keys={"stop": "S"})
-    assert kept.load(path) == (wanted, None)
+    settings = Settings(theme="dark", pins=("loss", "lr"), refresh_seconds=2.0, keys={"stop": "S"})
+    assert kept.load(path) == (settings, None)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert [path_left.name for path_left in path.parent.iterdir()] == [path.name]
     # What another view wrote survives.
@@ -47,8 +47,8 @@ def test_a_broken_file_is_one_sentence_and_is_kept(path: Path) -> None:
     path.parent.mkdir()
     for text in ("{", "[]", '"x"', "\0"):
         path.write_text(text)
-        found, problem = kept.load(path)
-        assert found == Settings()
+        settings, problem = kept.load(path)
+        assert settings == Settings()
         assert problem is not None and str(path) in problem and "\n" not in problem, text[:9]
         said = kept.save(path, {"bell": True})
         assert said is not None and "set aside" in said, text[:9]
@@ -60,8 +60,8 @@ def test_values_that_do_not_fit_are_named_and_the_others_hold(path: Path) -> Non
     path.parent.mkdir()
     wrong = {"theme": "pink\x1b[31m", "refresh_seconds": 1e9, "bell": 1, "pins": "x", "keys": {"a": 1}}
     path.write_text(json.dumps({**wrong, "title": True}))
-    found, problem = kept.load(path)
-    assert found == Settings(title=True)
+    settings, problem = kept.load(path)
+    assert settings == Settings(title=True)
     assert problem is not None and "\x1b" not in problem
     assert all(name in problem for name in wrong)
 
@@ -82,17 +82,17 @@ def test_a_failed_write_leaves_the_old_file(path: Path, monkeypatch: pytest.Monk
 
 
 def test_a_wish_holds_wherever_the_action_is() -> None:
-    words = {"S": "S", "?": "question_mark", "+": "plus", "ctrl++": "ctrl+plus", "ctrl+s": "ctrl+s", "f5": "f5"}
-    words |= dict.fromkeys(("", "hyperspace", "cmd+s", "SS"))
-    assert {word: key_name(word) for word in words} == words
-    found = resolve_keys({"stop": "f9 ctrl+s", "run.export": "f8"})
-    assert not found.refused
-    assert found.on("overview")["stop"] == ("f9", "ctrl+s") == found.on("run")["stop"]
-    assert "export" not in found.on("overview") and found.on("run")["export"] == ("f8",)
+    names = {"S": "S", "?": "question_mark", "+": "plus", "ctrl++": "ctrl+plus", "ctrl+s": "ctrl+s", "f5": "f5"}
+    names |= dict.fromkeys(("", "hyperspace", "cmd+s", "SS"))
+    assert {word: key_name(word) for word in names} == names
+    keys = resolve_keys({"stop": "f9 ctrl+s", "run.export": "f8"})
+    assert not keys.refused
+    assert keys.on("overview")["stop"] == ("f9", "ctrl+s") == keys.on("run")["stop"]
+    assert "export" not in keys.on("overview") and keys.on("run")["export"] == ("f8",)
 
 
 def test_what_cannot_be_is_refused_in_words() -> None:
-    for wanted, word in [
+    for choice, word in [
         ({"overview.stop": "q"}, "quit"),
         ({"overview.stop": "f9", "overview.fold": "f9"}, "f9"),
         ({"stopp": "f9"}, "stop"),
@@ -100,11 +100,13 @@ def test_what_cannot_be_is_refused_in_words() -> None:
         ({"stop": ""}, "no key"),
         ({"launch.preview": "p"}, "text"),
     ]:
-        found = resolve_keys(wanted)
-        assert len(found.refused) == 1 and word in found.refused[0], (wanted, word)
+        keys_in_force = resolve_keys(choice)
+        assert len(keys_in_force.refused) == 1 and word in keys_in_force.refused[0], (choice, word)
         for scope in get_args(Scope):
-            keys = [key for action in actions_in(scope) for key in found.on(scope).get(action.name, action.keys)]
-            assert len(keys) == len(set(keys)), (wanted, word)
+            keys = [
+                key for action in actions_in(scope) for key in keys_in_force.on(scope).get(action.name, action.keys)
+            ]
+            assert len(keys) == len(set(keys)), (choice, word)
 
 
 # --- on the screen
@@ -157,10 +159,10 @@ async def test_charts_order_and_fold_begin_as_they_were_left(home: Home, workspa
         await pilot.pause()
         charts = app.chart_memory.usual
     assert app.save_settings() is None
-    found, problem = kept.load(workspace.settings)
+    settings, problem = kept.load(workspace.settings)
     assert problem is None
-    assert found.fold and found.sort == "newest" and found.chart_smoothing and found.pins
-    again = make(workspace, found)
+    assert settings.fold and settings.sort == "newest" and settings.chart_smoothing and settings.pins
+    again = make(workspace, settings)
     async with again.run_test(size=(120, 36)) as pilot:
         await pilot.press("enter")
         await pilot.pause()

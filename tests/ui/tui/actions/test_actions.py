@@ -140,7 +140,8 @@ def test_short_words_of_the_footer_say_what_they_do() -> None:
 def test_the_footer_has_what_is_of_use_only_here(home: Home) -> None:
     home.run("a-1", "running")
     home.gpus(8)
-    run, gpu = find_run(home.connection, "a-1"), read_gpus(home.connection, NOW)[7]
+    run = find_run(home.connection, "a-1")
+    gpu = read_gpus(home.connection, NOW)[7]
     here = Context("overview", run, gpu=gpu)
     assert "C clear" not in footer(here, 120) and "esc unmark" not in footer(here, 120)
     assert "C clear" in footer(replace(here, quarantined=frozenset({gpu.uuid})), 80)
@@ -160,7 +161,7 @@ def test_what_is_possible_depends_on_the_run(home: Home) -> None:
         home.run(run_id, state, ended_ago=5.0 if state == "failed" else None)
     running, failed, stopping = (find_run(home.connection, run_id) for run_id in ("a-1", "b-1", "c-1"))
     here = Context("overview")
-    for name, run, words in (
+    for name, run, reason in (
         ("stop", None, NO_RUN), ("stop", running, None), ("stop", failed, "b-1 has failed already."),
         ("stop", stopping, "c-1 is stopping already."), ("resume", failed, None),
         ("resume", running, "a-1 is running; only an ended run can be resumed."),
@@ -168,7 +169,7 @@ def test_what_is_possible_depends_on_the_run(home: Home) -> None:
         ("restart", stopping, "c-1 is stopping: wait for its end."), ("rerun", None, NO_RUN),
         ("remove", stopping, "c-1 is stopping: wait for its end."), ("rerun", running, None),
     ):  # fmt: skip
-        assert find(name, "overview").why_not(replace(here, run=run)) == words, (name, words)
+        assert find(name, "overview").why_not(replace(here, run=run)) == reason, (name, reason)
     readonly = replace(here, run=failed, is_readonly=True)
     for name in ("stop", "resume", "restart", "rerun", "remove", "launch", "clone"):
         assert find(name, "overview").why_not(readonly) == needs_write(readonly)

@@ -47,30 +47,31 @@ def test_the_newest_is_checked_and_the_others_when_asked(tmp_path: Path) -> None
     facts = {str(path): LedgerFact(step, 1, "", step) for path, step in zip(paths, (100, 200), strict=True)}
     clock = Clock()
     reader = CheckpointReader(clock)
-    found = look(reader, tmp_path, None, facts)
-    assert found.is_known and found.count == 2
-    assert [(checkpoint.step, checkpoint.is_valid) for checkpoint in found.newest] == [(200, True), (100, None)]
-    assert "CRC" in found.newest[0].why and found.newest[0].size_bytes and found.newest[0].modified_at
-    asked = look(reader, tmp_path, "step_100.pt", facts)
-    assert asked.newest[1].is_valid is False and "damaged" in asked.newest[1].why
+    listing = look(reader, tmp_path, None, facts)
+    assert listing.is_known and listing.count == 2
+    assert [(checkpoint.step, checkpoint.is_valid) for checkpoint in listing.newest] == [(200, True), (100, None)]
+    assert "CRC" in listing.newest[0].why and listing.newest[0].size_bytes and listing.newest[0].modified_at
+    listing = look(reader, tmp_path, "step_100.pt", facts)
+    assert listing.newest[1].is_valid is False and "damaged" in listing.newest[1].why
 
 
 def test_one_that_may_be_of_another_run_is_not_checked_in_place_of_the_own_one(tmp_path: Path) -> None:
-    own, other = write(tmp_path, 100), write(tmp_path, 200)
+    owned = write(tmp_path, 100)
+    contested = write(tmp_path, 200)
     facts = {
-        str(own): LedgerFact(100, 1, "", 1),
-        str(other): LedgerFact(200, None, "may be of b-1", 2, is_contested=True),
+        str(owned): LedgerFact(100, 1, "", 1),
+        str(contested): LedgerFact(200, None, "may be of b-1", 2, is_contested=True),
     }
-    found = look(CheckpointReader(Clock()), tmp_path, None, facts)
-    assert [(checkpoint.step, checkpoint.is_valid) for checkpoint in found.newest] == [(200, None), (100, True)]
-    assert [checkpoint.is_contested for checkpoint in found.newest] == [True, False]
+    listing = look(CheckpointReader(Clock()), tmp_path, None, facts)
+    assert [(checkpoint.step, checkpoint.is_valid) for checkpoint in listing.newest] == [(200, None), (100, True)]
+    assert [checkpoint.is_contested for checkpoint in listing.newest] == [True, False]
 
 
 def test_one_that_cannot_be_read_is_not_called_damaged(tmp_path: Path) -> None:
     write(tmp_path, 100)
     (tmp_path / "step_100.pt.sha256").mkdir()
-    (found,) = look(CheckpointReader(Clock()), tmp_path, "step_100.pt").newest
-    assert found.is_valid is None and "not a regular file" in found.why
+    (checkpoint,) = look(CheckpointReader(Clock()), tmp_path, "step_100.pt").newest
+    assert checkpoint.is_valid is None and "not a regular file" in checkpoint.why
 
 
 def test_what_comes_later_is_found_a_few_seconds_later(tmp_path: Path) -> None:
@@ -86,13 +87,15 @@ def test_what_comes_later_is_found_a_few_seconds_later(tmp_path: Path) -> None:
 
 
 def test_of_a_past_moment_only_what_was_there() -> None:
-    found = CheckpointList((Checkpoint("b", 2, 1, 20.0), Checkpoint("a", 1, 1, 10.0)), 5, True)
-    then = found.at(15.0, [Checkpoint("c", 1, 1, 12.0, is_gone=True)])
+    listing = CheckpointList((Checkpoint("b", 2, 1, 20.0), Checkpoint("a", 1, 1, 10.0)), 5, True)
+    then = listing.at(15.0, [Checkpoint("c", 1, 1, 12.0, is_gone=True)])
     assert [checkpoint.name for checkpoint in then.newest] == ["c", "a"] and then.count == 5
 
 
 def test_a_checkpoint_that_is_gone_or_written_again_was_there_in_the_past(home: Home) -> None:
-    rows = [ledger_row(name, seen, step=seen) for name, seen in (("step_1.pt", 10), ("last.pt", 11), ("kept.pt", 12))]
+    rows = [
+        ledger_row(name, moment, step=moment) for name, moment in (("step_1.pt", 10), ("last.pt", 11), ("kept.pt", 12))
+    ]
     gone = [replace(row, gone_at=40.0) for row in rows[:2]]
     home.run("a-1")
     checkpoints.save(home.connection, "a-1", (), rows)
@@ -105,5 +108,5 @@ def test_a_checkpoint_that_is_gone_or_written_again_was_there_in_the_past(home: 
 def test_what_the_ledger_knows_wins_over_the_name(tmp_path: Path) -> None:
     path = write(tmp_path, 200)
     facts = {str(path): LedgerFact(190, 2, "was left by a rollback")}
-    (one,) = look(CheckpointReader(Clock()), tmp_path, None, facts).newest
-    assert (one.step, one.attempt, one.refused) == (190, 2, "was left by a rollback")
+    (checkpoint,) = look(CheckpointReader(Clock()), tmp_path, None, facts).newest
+    assert (checkpoint.step, checkpoint.attempt, checkpoint.refused) == (190, 2, "was left by a rollback")

@@ -35,8 +35,8 @@ class Listener:
 
     def until(self, is_wanted: Callable[[Snapshot], bool]) -> Snapshot:
         end = time.monotonic() + DEADLINE_SECONDS
-        while (left := end - time.monotonic()) > 0:
-            snapshot = self.snapshots.get(timeout=left)
+        while (remaining := end - time.monotonic()) > 0:
+            snapshot = self.snapshots.get(timeout=remaining)
             if is_wanted(snapshot):
                 return snapshot
         raise AssertionError("no such snapshot came")
@@ -49,10 +49,10 @@ def listener() -> Listener:
 
 @pytest.fixture
 def feed(workspace: Workspace, listener: Listener) -> Iterator[Feed]:
-    made = Feed(workspace, wall=an_hour_later)
-    made.attach(listener.snapshots.put, listener.answers.put)
-    yield made
-    made.stop()
+    feed = Feed(workspace, wall=an_hour_later)
+    feed.attach(listener.snapshots.put, listener.answers.put)
+    yield feed
+    feed.stop()
     assert "feed" not in [thread.name for thread in threading.enumerate()]
 
 
@@ -122,8 +122,8 @@ def test_a_corrupt_database_becomes_a_sentence_and_the_screen_recovers(
 ) -> None:
     workspace.database.write_bytes(b"this is no database" * 1000)
     feed.start()
-    told = listener.until(lambda snapshot: snapshot.problem is not None)
-    assert told.problem is not None and "is damaged" in told.problem
+    snapshot = listener.until(lambda snapshot: snapshot.problem is not None)
+    assert snapshot.problem is not None and "is damaged" in snapshot.problem
     set_aside(workspace.database, time.time())
     with closing(Home(workspace)) as home:
         overnight(home)
@@ -137,8 +137,8 @@ def test_what_nobody_foresaw_is_told_and_does_not_end_the_feed(
     with monkeypatch.context() as patched:
         patched.setattr("gputui.ui.tui.data.feed.data_version", lambda _connection: {}["nothing"])
         feed.start()
-        told = listener.until(lambda snapshot: snapshot.problem is not None)
-        assert told.problem is not None and "KeyError in test_feed.py, line" in told.problem
+        snapshot = listener.until(lambda snapshot: snapshot.problem is not None)
+        assert snapshot.problem is not None and "KeyError in test_feed.py, line" in snapshot.problem
     assert listener.until(lambda snapshot: bool(snapshot.gpus)).problem is None
 
 
@@ -150,8 +150,8 @@ def test_a_locked_database_holds_nothing_up(feed: Feed, workspace: Workspace, ho
     locker.execute("BEGIN EXCLUSIVE")
     feed.start()
     assert feed.first(0.2).agent is None
-    told = listener.until(lambda snapshot: snapshot.problem is not None)
-    assert told.problem is not None and "locked by another program" in told.problem
+    snapshot = listener.until(lambda snapshot: snapshot.problem is not None)
+    assert snapshot.problem is not None and "locked by another program" in snapshot.problem
     locker.execute("ROLLBACK")
     locker.close()
     assert listener.until(lambda snapshot: bool(snapshot.gpus)).problem is None
@@ -162,13 +162,13 @@ def test_what_a_new_file_holds_is_read(feed: Feed, workspace: Workspace, home: H
     feed.start()
     listener.until(lambda snapshot: bool(snapshot.gpus))
     set_aside(workspace.database, time.time())
-    other = Home(workspace)
+    elsewhere = Home(workspace)
     try:
-        other.agent(problem="No NVIDIA driver found.")
-        found = listener.until(lambda snapshot: not snapshot.gpus and snapshot.agent is not None)
-        assert found.agent is not None and found.agent.gpu_problem == "No NVIDIA driver found."
+        elsewhere.agent(problem="No NVIDIA driver found.")
+        snapshot = listener.until(lambda snapshot: not snapshot.gpus and snapshot.agent is not None)
+        assert snapshot.agent is not None and snapshot.agent.gpu_problem == "No NVIDIA driver found."
     finally:
-        other.close()
+        elsewhere.close()
 
 
 def test_the_page_of_a_run_is_read_when_it_is_looked_at(feed: Feed, home: Home, listener: Listener) -> None:

@@ -12,8 +12,8 @@ TIMED = LogTail("rank 0", ("rank 0",), ("2026-11-21T11:59:00Z a", "2026-11-21T12
 
 
 def test_lines_written_later_are_left_out() -> None:
-    found = past_tail(TIMED, AT, None)
-    assert (found.lines, found.levels, found.past_note) == (TIMED.lines[:1], b"\0", UP_TO_THEN)
+    tail = past_tail(TIMED, AT, None)
+    assert (tail.lines, tail.levels, tail.past_note) == (TIMED.lines[:1], b"\0", UP_TO_THEN)
     assert past_tail(TIMED, AT + 90, None).lines == TIMED.lines
 
 
@@ -30,5 +30,5 @@ def test_a_log_that_tells_no_time_says_so() -> None:
 
 def test_a_moment_before_what_is_loaded() -> None:
     assert past_tail(TIMED, AT - 3600, None).lines == ()
-    found = past_tail(TIMED._replace(is_whole=False), AT - 3600, None)
-    assert (found.lines, found.problem) == ((), TOO_LONG_AGO)
+    tail = past_tail(TIMED._replace(is_whole=False), AT - 3600, None)
+    assert (tail.lines, tail.problem) == ((), TOO_LONG_AGO)

@@ -19,8 +19,8 @@ async def test_the_form_can_change_all_three(home: Home, app: GputuiApp) -> None
         assert isinstance(app.screen, FormScreen)  # without a name there is nothing to save
         await pilot.press(*"best", "enter")
         await until(pilot, lambda: bool(asked(home)))
-        (found,) = asked(home)
-        assert found[0] == "label" and found[2] == {"name": "best", "add": ["base", "old"], "note": "try 2"}
+        (command,) = asked(home)
+        assert command[0] == "label" and command[2] == {"name": "best", "add": ["base", "old"], "note": "try 2"}
 
 
 async def test_the_form_leaves_alone_what_it_does_not_change(home: Home, make_app: MakeApp) -> None:

@@ -26,7 +26,7 @@ def test_beginnings_come_before_middles_and_those_before_letters() -> None:
     assert best_matches(titles, "theme", lambda title: (title, "", ()))[:2] == ["Theme dark", "The theme"]
     things = [("Stop one", 1), ("Stop two", 0)]
     for typed in ("stop", ""):
-        assert best_matches(things, typed, lambda each: (each[0], "", (each[1],)))[0] == ("Stop two", 0)
+        assert best_matches(things, typed, lambda thing: (thing[0], "", (thing[1],)))[0] == ("Stop two", 0)
     assert match_distance("gpt open", "Open gpt2-124m-1") == match_distance("open gpt", "Open gpt2-124m-1") is not None
     assert match_distance("running", "Open gpt2-124m-1", "running") is not None
     for typed, title, is_found in (
@@ -52,8 +52,8 @@ async def test_settings_themes_copies_and_profiles_are_found(
     overnight(home)
     monkeypatch.chdir(workspace.profiles.parent)
     (workspace.profiles / "mine.yaml").write_text("name: mine\nlauncher: python\nscript: x.py\ngpus: 0\n")
-    told: list[str] = []
-    monkeypatch.setattr(GputuiApp, "write_sequence", lambda _, sequence: told.append(sequence))
+    sequences: list[str] = []
+    monkeypatch.setattr(GputuiApp, "write_sequence", lambda _, sequence: sequences.append(sequence))
     app = make_app()
     async with app.run_test(size=SIZE) as pilot:
         await choose(pilot, "theme light")
@@ -61,7 +61,7 @@ async def test_settings_themes_copies_and_profiles_are_found(
         await choose(pilot, "set bell on")
         assert app.settings.bell
         await choose(pilot, "copy the run's id")
-        assert "\x1b]52;c;" in told[-1]
+        assert "\x1b]52;c;" in sequences[-1]
         await choose(pilot, "launch mine")
         await until(pilot, lambda: isinstance(app.screen, LaunchScreen))
 

@@ -24,7 +24,7 @@ def past(
 
 
 def test_the_moment_in_words() -> None:
-    words = {
+    phrases = {
         0.4: "03:12:43 · just now",
         30: "03:12:14 · 30 s ago",
         611: "03:02:33 · 10 min ago",
@@ -32,7 +32,7 @@ def test_the_moment_in_words() -> None:
         12 * HOUR: "Fri 20 Nov 2026 15:12:44 · 12 h ago",
         49 * HOUR: "Thu 19 Nov 2026 02:12:44 · 2 d 1 h ago",
     }
-    assert {ago: past_words(NOW - ago, NOW) for ago in words} == words
+    assert {ago: past_words(NOW - ago, NOW) for ago in phrases} == phrases
 
 
 def test_the_end_of_a_head_line() -> None:

@@ -19,9 +19,9 @@ CHANGES = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 11), st.integers(
 
 
 def grid(width: int = 12, height: int = 4, system: ColorSystem | None = ColorSystem.EIGHT_BIT) -> CellGrid:
-    made = CellGrid(PenCase(system))
-    made.resize(width, height)
-    return made
+    grid = CellGrid(PenCase(system))
+    grid.resize(width, height)
+    return grid
 
 
 def put(target: CellGrid, y: int, x: int, text: str, style: str = "") -> None:

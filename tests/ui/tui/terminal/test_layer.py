@@ -111,7 +111,7 @@ async def test_nothing_is_written_when_nothing_differs() -> None:
 
 
 async def test_colours_are_those_that_the_terminal_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    for variables, wanted, unwanted in (
+    for variables, expected, unwanted in (
         ({"TERM": "xterm-256color", "COLORTERM": "truecolor"}, "38;2;255;0;0", None),
         ({"TERM": "xterm-256color"}, "38;5;", "38;2;"),
         ({"TERM": "xterm"}, "\x1b[", "38;"),
@@ -125,7 +125,7 @@ async def test_colours_are_those_that_the_terminal_has(monkeypatch: pytest.Monke
             app.show(Text("alarm", "bold #ff0000"))
             await until(pilot, lambda app=app: "alarm" in "".join(app.frames))
             written = "".join(app.frames)
-        assert wanted in written and (unwanted is None or unwanted not in written), variables
+        assert expected in written and (unwanted is None or unwanted not in written), variables
 
 
 async def test_a_failure_while_painting_ends_the_app_with_that_failure(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,11 +61,11 @@ def test_a_terminal_that_never_answers_holds_nothing_and_is_left_alone() -> None
 def test_the_rate_halves_step_by_step_and_comes_back() -> None:
     pace = FramePace()
     assert pace.interval(0.25, "auto") == 0.25
-    seen = []
+    intervals = []
     for second in range(20):
         pace.note_lag(1.0, float(second))
-        seen.append(pace.interval(0.25, "auto"))
-    assert seen[:4] == [2.0, 4.0, 8.0, 8.0] and max(seen) == LONGEST_SECONDS
+        intervals.append(pace.interval(0.25, "auto"))
+    assert intervals[:4] == [2.0, 4.0, 8.0, 8.0] and max(intervals) == LONGEST_SECONDS
     assert pace.is_slowed
     assert pace.interval(0.25, "off") == 0.25
     now = 20.0

@@ -74,10 +74,10 @@ def test_a_line_of_two_kilobytes_a_second_answers_keys_and_catches_up(slow: Slow
         assert time.monotonic() < busy_until + 10, slow.terminal.text
     assert len(slow.output) - written <= 2000 * (time.monotonic() - began) * 1.2
     slow.type("?")
-    asked = time.monotonic()
+    asked_at = time.monotonic()
     while "Keys" not in slow.terminal.text:
         slow.crawl_once()
-        assert time.monotonic() - asked < 6, slow.terminal.text
+        assert time.monotonic() - asked_at < 6, slow.terminal.text
     os.set_blocking(slow.master, True)
     slow.type("\x1b")
     newest = f"the {number}th time"

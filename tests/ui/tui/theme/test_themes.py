@@ -28,13 +28,13 @@ Rgb = tuple[float, float, float]
 
 
 def rgb(colour: str) -> Rgb:
-    found = Color.parse(colour).get_truecolor()
-    return found.red / 255, found.green / 255, found.blue / 255
+    truecolor = Color.parse(colour).get_truecolor()
+    return truecolor.red / 255, truecolor.green / 255, truecolor.blue / 255
 
 
 def linear(colour: Rgb) -> Rgb:
-    one, two, three = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in colour)
-    return one, two, three
+    red, green, blue = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in colour)
+    return red, green, blue
 
 
 def luminance(colour: str) -> float:
@@ -85,9 +85,9 @@ def without_green(colour: Rgb) -> Rgb:
 @pytest.mark.parametrize("theme", PAINTED)
 def test_any_two_curves_can_be_told_apart_by_their_hues(theme: Theme) -> None:
     series = [linear(rgb(theme.colours[f"series.{number}"])) for number in range(6)]
-    for seen, least in ((lambda colour: colour, 35), (without_red, 15), (without_green, 15)):
-        for one, other in itertools.combinations(series, 2):
-            assert math.dist(lab(seen(one)), lab(seen(other))) > least, (theme.name, one, other)
+    for view, least in ((lambda colour: colour, 35), (without_red, 15), (without_green, 15)):
+        for first, second in itertools.combinations(series, 2):
+            assert math.dist(lab(view(first)), lab(view(second))) > least, (theme.name, first, second)
 
 
 def test_a_terminal_that_knows_all_colours_gets_the_dark_theme() -> None:
@@ -137,7 +137,7 @@ def test_letters_keep_their_base_and_wide_ones_their_room() -> None:
 
 
 def test_the_characters_follow_choice_and_locale() -> None:
-    for choice, environ, found in (
+    for choice, environ, characters in (
         ("auto", {}, "braille"),
         ("auto", {"LANG": "de_DE.UTF-8"}, "braille"),
         ("auto", {"LANG": "en_US.utf8"}, "braille"),
@@ -149,7 +149,7 @@ def test_the_characters_follow_choice_and_locale() -> None:
         ("braille", {"GPUTUI_ASCII": "1"}, "ascii"),
         ("auto", {"GPUTUI_ASCII": "0"}, "braille"),
     ):
-        assert characters_for(choice, environ) == found, (choice, environ)
+        assert characters_for(choice, environ) == characters, (choice, environ)
 
 
 # --- on the screen
@@ -186,17 +186,17 @@ async def test_a_theme_repaints_everything(home: Home, workspace: Workspace) -> 
         repaint(app)
         await pilot.pause()
         text = terminal.text
-        seen = []
+        themes = []
         for name in ("dark", "light", "colour-blind", "mono", "ansi"):
             app.change(theme=name)
             await pilot.pause()
             await pilot.pause()
             assert not terminal.wrong_cells(app._cell_grid)
             corner = terminal.screen.buffer[20][99]
-            seen.append((app.theme_name, corner.bg))
+            themes.append((app.theme_name, corner.bg))
             assert terminal.lines[:10] == text.split("\n")[:10]
-        assert [name for name, _ in seen] == ["dark", "light", "colour-blind", "mono", "ansi"]
-        assert [ground == "default" for _, ground in seen] == [False, False, False, True, True]
-        assert len({ground for _, ground in seen}) == 3
+        assert [name for name, _ in themes] == ["dark", "light", "colour-blind", "mono", "ansi"]
+        assert [ground == "default" for _, ground in themes] == [False, False, False, True, True]
+        assert len({ground for _, ground in themes}) == 3
         backgrounds = {terminal.screen.buffer[y][x].bg for y in range(30) for x in range(100)}
         assert backgrounds == {"default"}

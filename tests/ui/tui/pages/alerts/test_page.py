@@ -97,8 +97,8 @@ def test_the_alerts_of_the_host_follow_its_values_and_are_past_when_over(home: H
 async def test_new_ones_first_then_what_is_seen_then_what_is_over(app: GputuiApp) -> None:
     async with app.run_test(size=SMALL) as pilot:
         page = await opened(pilot, app)
-        shown = "disk gpu_hot data_wait xid_hardware gpu_parked slow_steps shm gradient_norm"
-        assert [row.rule for row in page.listing.rows] == shown.split()
+        rules = "disk gpu_hot data_wait xid_hardware gpu_parked slow_steps shm gradient_norm"
+        assert [row.rule for row in page.listing.rows] == rules.split()
         await pilot.press("o")
         assert [row.rule for row in page.listing.rows][:3] == ["gpu_hot", "data_wait", "xid_hardware"]
         await pilot.press("o", "escape")

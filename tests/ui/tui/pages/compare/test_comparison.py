@@ -42,9 +42,9 @@ def row(run_id: str, step: int | None = None, started_at: float | None = 100.0, 
 def measured(name: str, *values: float, names: tuple[str, ...] = ()) -> ChartData:
     bins = []
     for x, value in enumerate(values):
-        each = Bin(float(x), float(x))
-        each.add(float(x), value)
-        bins.append(each)
+        column = Bin(float(x), float(x))
+        column.add(float(x), value)
+        bins.append(column)
     curve = MetricCurve(name, tuple(bins), last=values[-1] if values else None)
     return ChartData(ChartRequest((name,)), Frame("step"), names or (name,), {name: curve})
 
@@ -79,7 +79,7 @@ def test_only_what_differs_is_told() -> None:
         return replace(row, run=replace(row.run, spec_json=json.dumps(spec)))
 
     rows = [with_code(ROWS[0], "a1"), with_code(ROWS[2], "b2")]
-    assert [words.split()[0] for words in parameter_differences(rows)["code"]] == ["a1a1a1a1", "b2b2b2b2"]
+    assert [difference.split()[0] for difference in parameter_differences(rows)["code"]] == ["a1a1a1a1", "b2b2b2b2"]
     assert "code" not in parameter_differences([with_code(ROWS[0], "a1"), with_code(ROWS[2], "a1")])
 
 
@@ -152,15 +152,15 @@ def test_the_place_of_the_best_is_named_as_on_the_axis() -> None:
 
 
 def test_a_stretch_knows_only_its_ends_exactly() -> None:
-    found = {}
+    bests = {}
     for values in ((0.5, 2.0, 1.0), (2.0, 1.0, 0.5), (2.0, 0.5, 1.0)):
         stretch = Bin(0.0, 0.0)
         for x, value in enumerate(values):
             stretch.add(float(x), value)
         data = ChartData(ChartRequest(("loss",)), Frame("step"), ("loss",), {"loss": MetricCurve("loss", (stretch,))})
         [run] = compared_runs(ROWS[:1], {"a": data}, Comparison.of(("a",)), "loss", 200.0)
-        found[values] = run.best, run.best_x, run.is_best_x_exact
-    assert list(found.values()) == [(0.5, 0.0, True), (0.5, 2.0, True), (0.5, 2.0, False)]
+        bests[values] = run.best, run.best_x, run.is_best_x_exact
+    assert list(bests.values()) == [(0.5, 0.0, True), (0.5, 2.0, True), (0.5, 2.0, False)]
 
 
 def test_bytes_are_gibibytes_in_the_title_at_the_axis_and_in_the_table() -> None:
@@ -173,7 +173,8 @@ def test_bytes_are_gibibytes_in_the_title_at_the_axis_and_in_the_table() -> None
 
 
 def test_the_label_at_a_curves_end_says_what_the_curve_shows() -> None:
-    raw, average = measured("loss", 9.0, 5.0, 1.0), measured("loss", 9.0, 7.0, 5.0).curves["loss"]
+    raw = measured("loss", 9.0, 5.0, 1.0)
+    average = measured("loss", 9.0, 7.0, 5.0).curves["loss"]
     smoothed = replace(raw, curves={"loss": replace(raw.curves["loss"], smooth=average.bins)})
     look = ChartLook(ChartView(), (ChartedRun(smoothed, "a-1"), ChartedRun(raw, "b-1", 1)), window=(0.0, 2.0))
     panel = Panel("loss", "loss", 0)

@@ -60,12 +60,12 @@ async def test_runs_of_a_profile_lie_over_each_other_with_what_differs(app: Gput
         charts = text(app, "charts")
         ends = [f"{mark} sweep-{number}" for number, mark in enumerate("●■▲", 1)]
         assert all(end in charts for end in ends), "each curve ends with its run's name"
-        told = []
+        headings = []
         for name in ("group", "group", "group", "sort", "reverse"):
             app.perform(name)
             await pilot.pause()
-            told.append(text(app, "head").split("loss")[1].split("  ")[0])
-        assert told == [
+            headings.append(text(app, "head").split("loss")[1].split("  ")[0])
+        assert headings == [
             " · grouped by lr",
             " · grouped by batch_size",
             "",

@@ -36,10 +36,10 @@ async def test_gpus_are_chosen_from_a_table(app: GputuiApp, home: Home, profile:
         await until(pilot, lambda: form_of(app).plan is not None)
         await pilot.press("ctrl+g")
         assert isinstance(app.screen, PickGpusScreen)
-        shown = text(app, "sheet")
-        assert "recommended" in shown and "gpt2-124m-1" in shown and "1 chosen" in shown
+        sheet = text(app, "sheet")
+        assert "recommended" in sheet and "gpt2-124m-1" in sheet and "1 chosen" in sheet
         free = [
-            int(line.split("]")[1].split()[0]) for line in shown.splitlines() if "]" in line and "recommended" in line
+            int(line.split("]")[1].split()[0]) for line in sheet.splitlines() if "]" in line and "recommended" in line
         ]
         await pilot.press("down", "space")
         assert "2 chosen" in text(app, "sheet")
@@ -64,8 +64,8 @@ async def test_the_form_names_the_gpus_that_the_agent_would_take(app: GputuiApp,
             "UPDATE runs SET spec = json_patch(spec, ?) WHERE run_id = ?", (json.dumps(change), run_id)
         )
     async with app.run_test(size=(160, 48)) as pilot:
-        found = await checked("1")
-        assert "✓ gpus: starts now on GPU 4" in found and "of alice" in found
+        lines = await checked("1")
+        assert "✓ gpus: starts now on GPU 4" in lines and "of alice" in lines
         await pilot.press("escape", "escape")
         home.run("big-1", "queued", gpus=(0, 1), started_ago=None)
         feed_of(app).refresh()

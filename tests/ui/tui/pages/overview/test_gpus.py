@@ -74,7 +74,7 @@ def test_a_desktop_and_the_lease_of_another_home_are_named(home: Home, workspace
     home.agent()
     home.gpus(1)
     xorg = {"pid": 9, "kind": "G", "user": "root", "command": "/usr/lib/xorg/Xorg :0"}
-    for gib, locked_by, words, is_free in (
+    for gib, locked_by, phrase, is_free in (
         (1, None, "free, beside Xorg of root", True), (3, None, "root · Xorg :0", False),
         (1, "vit-1 of alice (pid 5)", "held by vit-1 of alice (pid 5)", False),
     ):  # fmt: skip
@@ -83,9 +83,9 @@ def test_a_desktop_and_the_lease_of_another_home_are_named(home: Home, workspace
         home.connection.execute("UPDATE gpus SET processes = ?, locked_by = ?", (processes, locked_by))
         snapshot = read(workspace)
         [gpu] = snapshot.gpus
-        shown = "".join(text for text, _ in user_spans(gpu_row(snapshot, gpu), 40))
-        assert (shown, "1 free" in text_of(gpu_figures(snapshot))) == (words, is_free)
-        assert mentions(gpu_user(gpu, None), "free" if is_free else words)
+        line = "".join(text for text, _ in user_spans(gpu_row(snapshot, gpu), 40))
+        assert (line, "1 free" in text_of(gpu_figures(snapshot))) == (phrase, is_free)
+        assert mentions(gpu_user(gpu, None), "free" if is_free else phrase)
 
 
 def test_a_gpu_that_the_home_leaves_to_others_is_not_free_and_tells_who_has_it(
@@ -94,27 +94,27 @@ def test_a_gpu_that_the_home_leaves_to_others_is_not_free_and_tells_who_has_it(
     home.agent()
     home.gpus(1)
     bob = json.dumps([{"pid": 9, "kind": "C", "user": "bob", "command": "train.py", "memory_bytes": 2 << 30}])
-    for processes, words in (("[]", "not used here (gpus.yaml)"), (bob, "bob · train.py")):
+    for processes, phrase in (("[]", "not used here (gpus.yaml)"), (bob, "bob · train.py")):
         home.sample(0, memory_gib=1)
         home.connection.execute("UPDATE gpus SET processes = ?, is_excluded = 1", (processes,))
         snapshot = read(workspace)
         [gpu] = snapshot.gpus
-        shown = "".join(text for text, _ in user_spans(gpu_row(snapshot, gpu), 40))
-        assert (shown, "0 free" in text_of(gpu_figures(snapshot))) == (words, True)
+        line = "".join(text for text, _ in user_spans(gpu_row(snapshot, gpu), 40))
+        assert (line, "0 free" in text_of(gpu_figures(snapshot))) == (phrase, True)
         assert gpu_user(gpu, None).endswith("not used here (gpus.yaml)")
 
 
 def test_a_gpu_is_free_where_nobody_is_seen_and_its_memory_is_empty(home: Home, workspace: Workspace) -> None:
     home.agent()
     home.gpus(1)
-    found = {}
+    users = {}
     for memory, processes in itertools.product((0.4, 30.0, None), ("[]", None)):
         home.sample(0, memory_gib=memory)
         home.connection.execute("UPDATE gpus SET processes = ?", (processes,))
         snapshot = read(workspace)
         said = "".join(text for text, _ in user_spans(gpu_row(snapshot, snapshot.gpus[0]), 20))
-        found[memory, processes] = said, "1 free" in text_of(gpu_figures(snapshot))
-    assert found == {
+        users[memory, processes] = said, "1 free" in text_of(gpu_figures(snapshot))
+    assert users == {
         (0.4, "[]"): ("free", True),
         (0.4, None): ("free", True),
         (30.0, "[]"): ("no visible process", False),

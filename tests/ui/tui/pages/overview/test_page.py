@@ -57,9 +57,9 @@ async def test_what_is_asked_about_marked_runs_goes_to_each_that_it_can_be_done_
             await pilot.press("space")
         assert mentions(text(app, "footer"), "rerun 2", "stop 1")
         await pilot.press("delete")
-        shown = text(app, "confirm")
-        assert mentions(shown, "2 runs", "old-1", "3 GiB", "old-2") and mentions(
-            shown, "Left out", "vit-b16-1 (not ended yet)"
+        question = text(app, "confirm")
+        assert mentions(question, "2 runs", "old-1", "3 GiB", "old-2") and mentions(
+            question, "Left out", "vit-b16-1 (not ended yet)"
         )
         await pilot.press("n", "s", "n", "delete", "y")
         await until(pilot, lambda: len(asked(home)) == 2 and len(feed_of(app).watched) == 2)
@@ -252,8 +252,8 @@ async def test_a_filter_keeps_the_order_of_runs_and_studies(home: Home, make_app
         whole = table.row_ids
         assert whole.index("study lr-search-1") > 0
         await pilot.press("slash", *"r")
-        shown = [row_id for row_id in table.row_ids if row_id in whole]
-        assert shown == [row_id for row_id in whole if row_id in shown] and "study lr-search-1" in shown
+        visible = [row_id for row_id in table.row_ids if row_id in whole]
+        assert visible == [row_id for row_id in whole if row_id in visible] and "study lr-search-1" in visible
 
 
 async def test_ended_trials_of_a_study_share_a_row_that_opens_it(home: Home, make_app: MakeApp) -> None:

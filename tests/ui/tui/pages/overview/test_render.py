@@ -129,16 +129,20 @@ def test_every_chart_has_a_heading_with_its_name(snapshot: Snapshot) -> None:
         headings = [part for line in text_of(lines) if "╭" in line for part in line.split("╭")[1:]]
         names = [heading.split()[0] for heading in headings]
         assert [name for name in names if name != "all"] == [str(index) for index in range(number)], (width, number)
-        shown = {len(heading.rstrip("╮ ─").split()) for heading in headings}
-        assert len(shown) == 1, "all have the same figures"
+        counts = {len(heading.rstrip("╮ ─").split()) for heading in headings}
+        assert len(counts) == 1, "all have the same figures"
 
 
 def test_curves_are_drawn_again_only_when_a_point_was_added(snapshot: Snapshot) -> None:
     charts = GpuCharts()
     now_idle = tuple(replace(gpu, utilization_percent=3.0) for gpu in snapshot.gpus)
-    first, later = charts.lines(snapshot, 120, 7), charts.lines(replace(snapshot, gpus=now_idle), 120, 7)
+    first = charts.lines(snapshot, 120, 7)
+    later = charts.lines(replace(snapshot, gpus=now_idle), 120, 7)
     assert first[1:] == later[1:] and " 3% " in text_of(later)[0]
-    history = {uuid: replace(each, utilization_percent=(5.0,) * 60) for uuid, each in snapshot.gpu_history.items()}
+    history = {
+        uuid: replace(gpu_history, utilization_percent=(5.0,) * 60)
+        for uuid, gpu_history in snapshot.gpu_history.items()
+    }
     assert charts.lines(replace(snapshot, gpu_history=history), 120, 7)[1:] != first[1:]
 
 
@@ -149,10 +153,10 @@ def shared(
     width: int, height: int, *, gpus: int = 8, runs: int = 7, events: int = 2, processes: int = 0, hidden: int = 0
 ) -> Rows:
     """The areas' shares of so many lines."""
-    wanted = AreaNeeds(
+    needs = AreaNeeds(
         lambda most: min(most, gpus + 3 if gpus else 3), runs, processes, processes, hidden, events, has_charts=gpus > 0
     )
-    return share_rows(width, height, wanted)
+    return share_rows(width, height, needs)
 
 
 def test_head_and_host(snapshot: Snapshot) -> None:
@@ -163,8 +167,8 @@ def test_head_and_host(snapshot: Snapshot) -> None:
     assert "1 queued  2 running  03:12:44" in heads[80] and " · driver 580.95.05 · CUDA 13.0" in heads[120]
     assert "simulated" in text_of([head_line(snapshot, 80, "x", demo=True, readonly=True)])[0]
 
-    def host(shown: Snapshot, width: int) -> str:
-        return "  ".join("".join(text for text, _ in figure) for figure in host_figures(shown, width))
+    def host(snapshot: Snapshot, width: int) -> str:
+        return "  ".join("".join(text for text, _ in figure) for figure in host_figures(snapshot, width))
 
     assert host(snapshot, 80).startswith("cpu 34%  ram 88/256 GiB  disk 71%  shm 4%  read 1.2GB/s")
     assert host(Snapshot(NOW), 80) == "no sample yet"
@@ -195,11 +199,11 @@ def test_losses_and_steps_are_never_cut(snapshot: Snapshot) -> None:
 
     losses = {1.9421: "1.942", 0.012345: "0.01235", 0.004332: "0.00433", 0.00043: "0.00043", 4.3e-5: "4.3e-5",
               123456.0: "123456", 0.2052: "0.205", 3.0: "3.000", 0.0: "0"}  # fmt: skip
-    for loss, shown in losses.items():
-        assert f" {shown}  6 h" in line(80, loss=loss) and "…" not in line(80, loss=loss), loss
-    for step, total, shown in ((3_060, 8_000, "3 060/8 000"), (49_026, 120_000, "49 026/120k"),
+    for loss, text in losses.items():
+        assert f" {text}  6 h" in line(80, loss=loss) and "…" not in line(80, loss=loss), loss
+    for step, total, text in ((3_060, 8_000, "3 060/8 000"), (49_026, 120_000, "49 026/120k"),
                                (12_345_678, 99_000_000, "12 345 678")):  # fmt: skip
-        assert f" {shown} " in line(120, step=step, total_steps=total), step
+        assert f" {text} " in line(120, step=step, total_steps=total), step
 
 
 @pytest.mark.parametrize(
@@ -332,17 +336,17 @@ def test_no_row_is_blank_while_something_is_hidden() -> None:
 def test_events_are_in_sight_beside_many_runs_and_a_process_of_no_run(
     width: int, height: int, least: int, passing: int
 ) -> None:
-    wanted = AreaNeeds(lambda _: 11, runs=9, processes=7, others=1, hidden=0, events=40)
-    rows = share_rows(width, height - passing, wanted, passing=passing)
+    needs = AreaNeeds(lambda _: 11, runs=9, processes=7, others=1, hidden=0, events=40)
+    rows = share_rows(width, height - passing, needs, passing=passing)
     frame = 2 if width >= 100 else 1
     assert rows.events - frame >= least
-    assert bool(rows.charts) == bool(share_rows(width, height, wanted).charts), "no alert takes the charts away"
+    assert bool(rows.charts) == bool(share_rows(width, height, needs).charts), "no alert takes the charts away"
 
 
 def test_a_time_of_another_day_has_its_day() -> None:
-    shown = {0: "03:12:44", 3 * 3600: "00:12:44", 4 * 3600: "Fri 23:12", 86_400: "Fri 03:12",
+    clocks = {0: "03:12:44", 3 * 3600: "00:12:44", 4 * 3600: "Fri 23:12", 86_400: "Fri 03:12",
              5 * 86_400: "Mon 03:12", 6 * 86_400: "15 Nov 03:12", 400 * 86_400: "17 Oct 2025 03:12"}  # fmt: skip
-    assert {ago: dated_clock(NOW - ago, NOW) for ago in shown} == shown
+    assert {ago: dated_clock(NOW - ago, NOW) for ago in clocks} == clocks
 
 
 def test_a_long_event_has_two_lines_or_keeps_its_begin_and_its_end(home: Home, workspace: Workspace) -> None:
@@ -373,13 +377,13 @@ def test_events_name_each_day_once() -> None:
     days = ("Wed 18 Nov 2026", "Thu 19 Nov 2026", "Sat 21 Nov 2026")
 
     def rows(height: int, cursor: int | None = None) -> list[object]:
-        shown = event_rows(Snapshot(NOW, events=tuple(events)), 80, height, cursor)
-        return [row.text if row.event is None else row.event.event_id for row in shown]
+        rows = event_rows(Snapshot(NOW, events=tuple(events)), 80, height, cursor)
+        return [row.text if row.event is None else row.event.event_id for row in rows]
 
     assert rows(9) == [days[0], 0, days[1], 1, 2, days[2], 3, 4]
     assert rows(6) == [days[1], 2, days[2], 3, 4] and rows(3) == [3, 4]
     assert rows(4, cursor=0) == [days[0], 0, days[1]]
     # In few lines each event has its day.
     snapshot = replace(Snapshot(NOW), events=tuple(events))
-    tops = [text_of(events_panel(snapshot, 40, *shown))[1] for shown in ((6,), (2, 2), (3, 3))]
+    tops = [text_of(events_panel(snapshot, 40, *view))[1] for view in ((6,), (2, 2), (3, 3))]
     assert [top[1:10] for top in tops] == [days[1][:9], "Thu 23:59", "03:11:44 "]

@@ -34,9 +34,9 @@ def plain(lines: list[Line]) -> list[str]:
 @pytest.fixture
 def app(home: Home, make_app: MakeApp) -> GputuiApp:
     many_processes.fill(home)
-    made = make_app()
-    many_processes.give(made.feed)
-    return made
+    app = make_app()
+    many_processes.give(app.feed)
+    return app
 
 
 async def open_page(pilot: Pilot[Any], app: GputuiApp) -> ProcessesScreen:
@@ -49,8 +49,8 @@ async def open_page(pilot: Pilot[Any], app: GputuiApp) -> ProcessesScreen:
 @pytest.fixture
 def snapshot(home: Home, make_app: MakeApp) -> Snapshot:
     many_processes.fill(home)
-    found = read(home.workspace)
-    return replace(found, processes=many_processes.StillProcesses().read(()))
+    snapshot = read(home.workspace)
+    return replace(snapshot, processes=many_processes.StillProcesses().read(()))
 
 
 # --- rows
@@ -69,9 +69,9 @@ def test_what_the_driver_and_procfs_know_of_a_process_is_one_row(snapshot: Snaps
 
 
 def test_a_pid_that_went_to_another_process_is_not_mixed_up(snapshot: Snapshot) -> None:
-    other = HostProcess(1002, 1, 99_999, "R", "bob", "vim", 1.0, 5, None, None)
+    process = HostProcess(1002, 1, 99_999, "R", "bob", "vim", 1.0, 5, None, None)
     assert snapshot.processes is not None
-    hosts = {**snapshot.processes, 1002: other}
+    hosts = {**snapshot.processes, 1002: process}
     rows = [row for row in process_rows(replace(snapshot, processes=hosts)) if row.pid == 1002]
     assert [(row.start_ticks, row.cpu_percent) for row in rows] == [(1009, None), (99_999, 1.0)]
 
@@ -82,8 +82,8 @@ def test_orders_put_what_is_unknown_last() -> None:
         for n, cpu, user in ((1, 5.0, "zoe"), (2, None, None), (3, 9.0, "amy"))
     ]
 
-    def pids(words: str) -> list[int]:
-        return [row.pid for row in arrange(rows, ProcessesState(order=words))[""]]
+    def pids(order: str) -> list[int]:
+        return [row.pid for row in arrange(rows, ProcessesState(order=order))[""]]
 
     assert pids("CPU") == [3, 1, 2] == pids("user") and pids("PID") == [1, 2, 3]
 
@@ -98,8 +98,8 @@ def test_groups_come_in_the_order_of_the_gpus(snapshot: Snapshot) -> None:
     def headings(state: ProcessesState) -> list[str]:
         return list(arrange(process_rows(snapshot), state))
 
-    found = headings(ProcessesState(grouping="gpu"))
-    assert found == [*(f"GPU {index} · 1" for index in range(4)), *(f"GPU {index} · 3" for index in range(4, 8)),
+    titles = headings(ProcessesState(grouping="gpu"))
+    assert titles == [*(f"GPU {index} · 1" for index in range(4)), *(f"GPU {index} · 3" for index in range(4, 8)),
                      "no GPU · 282"]  # fmt: skip
     assert headings(ProcessesState(grouping="run")) == ["llama-1 · 286", "no run of ours · 12"]
     assert headings(ProcessesState(filter_text="alice gpu5 part", grouping="gpu")) == ["GPU 5 · 3"]
@@ -120,12 +120,12 @@ def test_the_panel_has_what_every_snapshot_knows(home: Home) -> None:
     home.processes(7, {"pid": 4190777, "user": None, "command": None, "memory_bytes": GIB, "kind": "C"})
     lines = plain(process_panel(read(home.workspace), 100, 20))
     assert {len(line) for line in lines} == {100} and len(lines) == 20
-    shown = [line.rstrip() for line in lines]
-    assert shown[0].startswith(" PROCESSES ─") and shown[0].endswith(" 4 of runs, 10 others ─")
-    assert shown[1].split() == ["PID", "USER", "GPU", "GPU", "MEM", "%", "SM", "RUN", "COMMAND"]
+    lines_of_table = [line.rstrip() for line in lines]
+    assert lines_of_table[0].startswith(" PROCESSES ─") and lines_of_table[0].endswith(" 4 of runs, 10 others ─")
+    assert lines_of_table[1].split() == ["PID", "USER", "GPU", "GPU", "MEM", "%", "SM", "RUN", "COMMAND"]
     # Those of runs come last: the rows of the GPUs tell of them.
-    assert shown[12].split() == ["1003", "me", "3", "63.0G", "79%", "93%", "llama-1", "r3", "train.py"]
-    assert [line.split() for line in shown if "4190777" in line] == [
+    assert lines_of_table[12].split() == ["1003", "me", "3", "63.0G", "79%", "93%", "llama-1", "r3", "train.py"]
+    assert [line.split() for line in lines_of_table if "4190777" in line] == [
         ["4190777", "–", "7", "1.0G", "1%", "–", "process", "not", "visible", "here"]
     ]
 
@@ -154,7 +154,7 @@ async def test_the_page_opens_sorts_groups_and_goes_back(app: GputuiApp) -> None
 
 async def test_a_signal_asks_twice_and_can_be_called_off(app: GputuiApp, monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[object] = []
-    monkeypatch.setattr("gputui.runs.identity.send_checked_signal", lambda *given: sent.append(given))
+    monkeypatch.setattr("gputui.runs.identity.send_checked_signal", lambda *arguments: sent.append(arguments))
     async with app.run_test(size=SMALL) as pilot:
         await open_page(pilot, app)
         for key in ("escape", "n", "q"):
@@ -176,7 +176,8 @@ async def test_a_real_process_shows_no_secrets_and_is_ended_by_a_confirmed_signa
     try:
         stat = read_stat(child.pid)
         assert stat is not None
-        ticks, until_set = stat.start_ticks, time.monotonic() + 60
+        ticks = stat.start_ticks
+        until_set = time.monotonic() + 60
         while "COLOUR" not in (texts := " ".join(environment_texts(child.pid, ticks))):
             assert time.monotonic() < until_set, texts
         assert "teal" in texts and "s3cr3t" not in texts

@@ -131,12 +131,12 @@ def test_the_end_is_followed_until_somebody_scrolls() -> None:
     assert "following" not in drawn(view, is_live=False)[0], "nothing is written any more"
     assert "following" not in drawn(log_of(tail_of(50, label="rank 0 of attempt 2")))[0]
     view.scroll(-2)
-    seen = shown(view)
-    assert seen[-1] == "line 47" and "2 lines below, f follows" in drawn(view)[0]
+    visible = shown(view)
+    assert visible[-1] == "line 47" and "2 lines below, f follows" in drawn(view)[0]
     view.update(tail_of(80), 80, 4)
-    assert shown(view) == seen and "32 lines below" in drawn(view)[0]
+    assert shown(view) == visible and "32 lines below" in drawn(view)[0]
     view.update(tail_of(60, first=30), 80, 4)  # the oldest are dropped, what is read stays
-    assert shown(view) == seen
+    assert shown(view) == visible
     view.scroll(1000)
     assert " following " in drawn(view)[0] and shown(view)[-1] == "line 89"
     view.scroll_to(end=False)
@@ -171,11 +171,11 @@ def test_hits_are_found_as_lines_come_and_walked_through() -> None:
 
 
 def test_a_search_minds_capitals_only_when_there_are_some() -> None:
-    found = {
+    matches = {
         (text, line): bool((search := Search.of(text)).pattern and search.pattern.search(line))
         for text, line in (("loss", "LOSS"), ("Loss", "loss"), ("a.c", "abc"), ("~a.c", "xABC"), ("~", ""))
     }
-    assert list(found.values()) == [True, False, False, True, False]
+    assert list(matches.values()) == [True, False, False, True, False]
     assert "not a regular expression" in str(Search.of("~(").problem)
 
 

@@ -20,7 +20,8 @@ from tests.texts import mentions
 from tests.ui.tui.conftest import MakeApp
 from tests.ui.tui.screens import feed_of, press, text, until
 
-SMALL, MIDDLE = (80, 24), (120, 36)
+SMALL = (80, 24)
+MIDDLE = (120, 36)
 
 
 def page_of(app: GputuiApp) -> RunScreen:
@@ -41,9 +42,9 @@ def head(app: GputuiApp) -> str:
 
 
 def asked(app: GputuiApp) -> ChartRequest:
-    found = feed_of(app).interest.charts
-    assert found is not None
-    return found
+    request = feed_of(app).interest.charts
+    assert request is not None
+    return request
 
 
 async def test_the_page_shows_one_section_at_a_time_at_80_columns(app: GputuiApp) -> None:
@@ -55,8 +56,8 @@ async def test_the_page_shows_one_section_at_a_time_at_80_columns(app: GputuiApp
         for key, (pane, word) in sections.items():
             await press(pilot, key)
             assert word in text(app, pane) and page_of(app).section == pane
-            shown = [p.id for p in app.screen.query(Pane) if p.is_on_screen and p.size.height and p.size.width]
-            assert {"charts", "ranks", "log", "story", "params"} & set(shown) == {pane}
+            panes = [p.id for p in app.screen.query(Pane) if p.is_on_screen and p.size.height and p.size.width]
+            assert {"charts", "ranks", "log", "story", "params"} & set(panes) == {pane}
         # It has the full page already: enter says so, and one escape leaves.
         await press(pilot, "5", "enter")
         assert mentions(text(app, "message"), "full page")
@@ -91,14 +92,14 @@ async def test_crosshair_and_zoom_ask_for_what_they_show(app: GputuiApp) -> None
         assert windows[0] is not None and windows[1] is not None and windows[3] is None
         assert 0 < windows[1][0] < windows[0][0] and windows[0][1] >= 9440, "the newest stays in sight"
         assert windows[2] == windows[0], "at the right end it follows again"
-        for key, words in (
+        for key, phrase in (
             ("0", "whole run"),
             ("shift+left", "whole run"),
             ("ctrl+right", None),
             ("o", "no other log"),
         ):
             await press(pilot, key)
-            assert words is None or words in text(app, "message"), "what has no effect says why"
+            assert phrase is None or phrase in text(app, "message"), "what has no effect says why"
 
 
 async def test_how_charts_are_looked_at_is_kept_while_the_program_runs(app: GputuiApp) -> None:
@@ -156,10 +157,10 @@ async def test_the_log_follows_scrolls_and_changes_rank(app: GputuiApp, workspac
         with path.open("a") as file:
             file.write("one more\ntwo more\n")
         feed_of(app).refresh()
-        shown = {"f": "two more", "home": "line 0 red", "o": "LOG rank 1", "1": "", "O": "LOG rank 0"}
-        for key, words in shown.items():
+        log_lines = {"f": "two more", "home": "line 0 red", "o": "LOG rank 1", "1": "", "O": "LOG rank 0"}
+        for key, phrase in log_lines.items():
             await press(pilot, key)
-            assert words in text(app, "log")
+            assert phrase in text(app, "log")
         assert page_of(app).section == "log", "a key of the log reveals it"
 
 
@@ -184,16 +185,16 @@ async def test_the_chart_in_focus_is_written_as_it_is_seen(app: GputuiApp, works
 
 
 def test_how_charts_are_looked_at_is_kept_for_the_next_start() -> None:
-    kept: list[ChartView] = []
-    memory = ChartMemory(ChartView(), kept.append)
+    views: list[ChartView] = []
+    memory = ChartMemory(ChartView(), views.append)
     mine = ChartView("two", "time", 0.9, ("lr",), frozenset({"loss"}), "l*")
     memory.keep("a", mine)
     assert memory.of("a") == mine and memory.of("b") == ChartView("two", "time", 0.9, ("lr",))
-    assert from_settings(Settings(**to_settings(kept[-1]))) == memory.of("b")
+    assert from_settings(Settings(**to_settings(views[-1]))) == memory.of("b")
     memory.keep("a", replace(mine, cursor=40.0))
     assert memory.of("a") == mine, "a crosshair is of one visit"
     memory.keep("a", replace(mine, filter_text=""))
-    assert len(kept) == 1
+    assert len(views) == 1
 
 
 # --- by rank
@@ -251,7 +252,8 @@ async def test_a_failed_run_says_why_once_and_opens_on_the_log_of_its_rank_that_
     app = make_app()
     async with app.run_test(size=MIDDLE) as pilot:
         await open_failed(pilot, app)
-        banner, page = text(app, "banner"), page_of(app)
+        banner = text(app, "banner")
+        page = page_of(app)
         assert mentions(banner, "KeyError: 'labels', data.py:17", "not retried", "e traceback   3 log   ")
         log = page.panes["log"]
         assert page.section == "log" and not page.charts.pane.display
@@ -298,8 +300,8 @@ async def test_the_head_and_the_end_of_the_curve_are_of_one_moment(home: Home, m
             home.metrics("vit-1", 1, [line])
             feed_of(app).refresh()
             await pilot.pause()
-            shown = re.search(r"loss (\d\S*)", text(app, "head"))
-            assert (shown is None and step == 1) or (shown is not None and f" {shown[1]}" in text(app, "charts"))
+            match = re.search(r"loss (\d\S*)", text(app, "head"))
+            assert (match is None and step == 1) or (match is not None and f" {match[1]}" in text(app, "charts"))
         page_of(app).charts.pane._drawn_at = float("-inf")
         app.repaint()
         await pilot.pause()

@@ -16,7 +16,6 @@ from gputui.metrics.progress import RankRow, rank_rows
 from gputui.store.database import open_reader
 from gputui.store.metrics import queries
 from gputui.store.metrics.roles import MetricRoles
-from gputui.store.metrics.stored_lines import StoredLine
 from gputui.store.run_states import RunState
 from gputui.ui.tui.data.reader import SnapshotReader
 from gputui.ui.tui.layout.chart_settings import ChartView
@@ -105,8 +104,8 @@ def test_slow_ranks_are_named_and_come_first() -> None:
     text = text_of(ranks_lines(ranks, 4, 80))
     assert text[1].startswith(" r2") and text[1].endswith("▲ slow, 1.5× the median") and "slow" not in text[2]
     assert "PEAK" not in text[0], "nobody reports it"
-    one = {0: ranks[0]._replace(samples_per_second=900.0)}
-    heads = [text_of(ranks_lines(rows, len(rows), 80))[0] for rows in (one, ranks | one)]
+    fast = {0: ranks[0]._replace(samples_per_second=900.0)}
+    heads = [text_of(ranks_lines(rows, len(rows), 80))[0] for rows in (fast, ranks | fast)]
     assert ["SAMPLES/S" in head for head in heads] == [True, False], "rank 0 reports that of all ranks"
     assert mentions(*text_of(ranks_lines({}, 4, 80)), "No rank")
 
@@ -118,8 +117,8 @@ def test_ranks_that_print_no_metrics_are_listed_too(home: Home, workspace: Works
     with closing(open_reader(workspace.database)) as connection:
         page = SnapshotReader(workspace).read(connection, NOW, Interest("vit-1")).page
     assert page is not None and page.rank_count == 3
-    shown = text_of(ranks_lines(page.progress.ranks, page.rank_count, 80))
-    assert [line.split() for line in shown[1:]] == [
+    lines = text_of(ranks_lines(page.progress.ranks, page.rank_count, 80))
+    assert [line.split() for line in lines[1:]] == [
         ["r0", "2", "100", "ms", "–"],
         ["r1", "–", "–", "–", "prints", "no", "metrics"],
         ["r2", "–", "–", "–", "prints", "no", "metrics"],
@@ -127,8 +126,8 @@ def test_ranks_that_print_no_metrics_are_listed_too(home: Home, workspace: Works
 
 
 def test_the_rank_that_waits_least_for_others_is_the_slow_one() -> None:
-    own = (0.5, 0.5, 0.9)
-    lines = [StoredLine(1, rank, 10, NOW, {"step_time": 1.0, "comm_time": 1.0 - own[rank]}) for rank in range(3)]
+    steps_alone = (0.5, 0.5, 0.9)
+    lines = [RankLine(rank, 10, NOW, {"step_time": 1.0, "comm_time": 1.0 - steps_alone[rank]}) for rank in range(3)]
     rows = rank_rows(lines)
     assert [rows[rank].is_slow for rank in rows] == [False, False, True]
     work = [text.split()[2:4] for text in text_of(ranks_lines(rows, 3, 80))[1:]]
@@ -177,8 +176,8 @@ def test_the_timeline_tells_the_story_in_order(page: RunPage, snapshot: Snapshot
     ]
     tomorrow = text_of(timeline_lines(page, snapshot.gpus, NOW + 86_400, 80))
     assert tomorrow[:2] == [" Sat 00:09 queued", " Sat 00:09 started on GPUs 6–7"]
-    there = replace(page, run=replace(page.run, target="lab"), attempts=page.attempts[:1])
-    assert " 00:09:24 started on lab" in text_of(timeline_lines(there, snapshot.gpus, NOW, 80))
+    remote = replace(page, run=replace(page.run, target="lab"), attempts=page.attempts[:1])
+    assert " 00:09:24 started on lab" in text_of(timeline_lines(remote, snapshot.gpus, NOW, 80))
     assert mentions(*text_of(cost_lines(page, 80)), "2 incidents", "422 steps, 1 h 6 min", "2.1 GPU-hours")
     assert cost_lines(replace(page, failures=[failure._replace(cost=None) for failure in page.failures]), 80) == []
     evidence = text_of(timeline_lines(page, snapshot.gpus, NOW, 80, with_evidence=True))
@@ -189,7 +188,7 @@ def test_the_timeline_tells_the_story_in_order(page: RunPage, snapshot: Snapshot
 
 
 def test_checkpoints_tell_what_is_known_of_each(page: RunPage) -> None:
-    found = CheckpointList(
+    listing = CheckpointList(
         (
             Checkpoint("step_9000.pt", 9000, 3 << 30, NOW - 90, True, "the CRC of each of its 9 members was checked"),
             Checkpoint("step_8500.pt", 8500, 3 << 30, NOW - 900, False, "is damaged"),
@@ -199,12 +198,12 @@ def test_checkpoints_tell_what_is_known_of_each(page: RunPage) -> None:
         count=8,
         is_known=True,
     )
-    here = replace(page, checkpoints=found)
-    shown = text_of(checkpoint_lines(here, NOW, 80))
-    assert shown[0].split()[:6] == ["step", "9", "000", "3", "GiB", "1"] and shown[0].endswith("✓ valid")
-    assert "✗ is damaged" in shown[1]
-    assert mentions(shown[2], "–", "· not checked  ← attempt 3 ") and mentions(shown[3], "✗ was left", "attempt 2")
-    assert shown[4] == "  … 4 older ones"
+    here = replace(page, checkpoints=listing)
+    lines = text_of(checkpoint_lines(here, NOW, 80))
+    assert lines[0].split()[:6] == ["step", "9", "000", "3", "GiB", "1"] and lines[0].endswith("✓ valid")
+    assert "✗ is damaged" in lines[1]
+    assert mentions(lines[2], "–", "· not checked  ← attempt 3 ") and mentions(lines[3], "✗ was left", "attempt 2")
+    assert lines[4] == "  … 4 older ones"
     # The step of a file that is written over is that of the metrics at its time.
     over = CheckpointList((Checkpoint("last.pth.tar", 9000, 3 << 30, NOW - 90),), count=1, is_known=True)
     assert text_of(checkpoint_lines(replace(page, checkpoints=over), NOW, 80))[0].startswith(" last.pth.tar ~9 000 ")
@@ -214,34 +213,36 @@ def test_checkpoints_tell_what_is_known_of_each(page: RunPage) -> None:
 def test_a_gap_is_between_the_step_and_the_size_of_a_checkpoint(page: RunPage, width: int) -> None:
     sizes = {50: 10.8 * 1024, 90_000: 97.3 * 2**20}
     rows = [Checkpoint(f"step_{step}.pt", step, int(size), NOW - 90) for step, size in sizes.items()]
-    for row, words in zip(rows, ("step 50  10.8 KiB", "step 90 000  97.3 MiB"), strict=True):
+    for row, text in zip(rows, ("step 50  10.8 KiB", "step 90 000  97.3 MiB"), strict=True):
         here = replace(page, checkpoints=CheckpointList((row,), count=1, is_known=True))
-        assert words in text_of(checkpoint_lines(here, NOW, width))[0]
+        assert text in text_of(checkpoint_lines(here, NOW, width))[0]
 
 
 def test_checkpoints_are_one_line_until_they_are_opened(page: RunPage, snapshot: Snapshot) -> None:
-    one = CheckpointList((Checkpoint("step_9.pt", 9, 1, NOW - 90, True, attempt=1),), 1, is_known=True)
-    told = {
+    listing = CheckpointList((Checkpoint("step_9.pt", 9, 1, NOW - 90, True, attempt=1),), 1, is_known=True)
+    listings = {
         "unknown: its specification cannot be read": None,
         "reading…": CheckpointList(),
         "none yet": CheckpointList(is_known=True),
         "on its target, not seen from here": CheckpointList(is_elsewhere=True),
-        "newest 9, 1 min ago, ✓": one,
+        "newest 9, 1 min ago, ✓": listing,
     }
-    assert [checkpoint_words(replace(page, checkpoints=found), NOW) for found in told.values()] == list(told)
-    none = replace(page, checkpoints=told["none yet"])
+    assert [checkpoint_words(replace(page, checkpoints=listing), NOW) for listing in listings.values()] == list(
+        listings
+    )
+    none = replace(page, checkpoints=listings["none yet"])
     assert checkpoint_words(none, NOW, is_past=True).startswith("none")
-    for found in told.values():
-        here = replace(page, checkpoints=found)
+    for checkpoints in listings.values():
+        here = replace(page, checkpoints=checkpoints)
         closed, opened = (
             side_sections(here, snapshot.gpus, NOW, 60, opened=names)["params"].height for names in ((), ("params",))
         )
-        assert opened - closed == (found is one)
+        assert opened - closed == (checkpoints is listing)
 
 
 def test_the_newest_checkpoint_is_one_that_the_run_wrote_before_its_end(page: RunPage) -> None:
     contested = Checkpoint("step_300.pt", 300, 1, NOW - 500, True, refused="may be of vit-2")
-    own = Checkpoint("step_200.pt", 200, 1, NOW - 600, True, attempt=1)
+    valid = Checkpoint("step_200.pt", 200, 1, NOW - 600, True, attempt=1)
     rewritten = Checkpoint("step_250.pt", 250, 1, NOW - 60, True, attempt=1)
     over = replace(page.run, state=RunState.FAILED, ended_at=NOW - 400)
 
@@ -249,9 +250,9 @@ def test_the_newest_checkpoint_is_one_that_the_run_wrote_before_its_end(page: Ru
         listed = CheckpointList(checkpoints, len(checkpoints), is_known=True)
         return replace(page, run=over, checkpoints=listed)
 
-    assert checkpoint_words(told(contested, own), NOW) == "newest 200, 10 min ago, ✓"
+    assert checkpoint_words(told(contested, valid), NOW) == "newest 200, 10 min ago, ✓"
     assert checkpoint_words(told(contested), NOW) == "none"
-    assert checkpoint_words(told(rewritten, own), NOW) == "newest 200, 10 min ago, ✓"
+    assert checkpoint_words(told(rewritten, valid), NOW) == "newest 200, 10 min ago, ✓"
     (row,) = text_of(checkpoint_lines(told(rewritten), NOW, 80))
     assert row.endswith("· written after the run's end")
 
@@ -264,16 +265,17 @@ def test_a_checkpoint_that_may_be_of_another_run_is_doubtful_and_not_broken(page
     ]
     here = replace(page, checkpoints=CheckpointList(tuple(rows), 2, is_known=True))
     lines = checkpoint_lines(here, NOW, width)
-    shown = text_of(lines)
-    assert "? not" in shown[0] and "? not" in shown[1] and not any("✗" in line for line in shown)
-    assert " ".join(" ".join(shown[2:]).split()) == f"? {why}"
-    assert any("train_mlp-with-warmup-12," in line for line in shown)
+    texts = text_of(lines)
+    assert "? not" in texts[0] and "? not" in texts[1] and not any("✗" in line for line in texts)
+    assert " ".join(" ".join(texts[2:]).split()) == f"? {why}"
+    assert any("train_mlp-with-warmup-12," in line for line in texts)
     assert [style for line in lines for text, style in line if "?" in text] == ["warn"] * 3
 
 
 def test_what_is_left_out_above_and_below_is_said() -> None:
     lines: list[Line] = [[(f"{number:<20}", "text")] for number in range(10)]
-    section, view = SideSection("X", lines), SideView()
+    section = SideSection("X", lines)
+    view = SideView()
     assert view.visible(section, 20, 0) == []
     assert text_of(view.visible(section, 20, 4)) == ["0", "1", "2", "  … 7 more"]
     view.scroll(3)
@@ -285,11 +287,11 @@ def test_what_is_left_out_above_and_below_is_said() -> None:
 
 
 def test_the_focused_section_comes_first_and_the_last_fills_the_rest() -> None:
-    wanted = {"params": 12, "ranks": 6, "story": 20}
-    shares = {name: share_lines(wanted, name, 25) for name in (*wanted, "log")}
+    lengths = {"params": 12, "ranks": 6, "story": 20}
+    shares = {name: share_lines(lengths, name, 25) for name in (*lengths, "log")}
     assert all(sum(share.values()) == 25 for share in shares.values())
-    assert [shares[name][name] for name in wanted] == [12, 6, 15] and shares["params"]["story"] == 7
-    assert share_lines(wanted, "log", 60) == {"params": 12, "ranks": 6, "story": 42}
+    assert [shares[name][name] for name in lengths] == [12, 6, 15] and shares["params"]["story"] == 7
+    assert share_lines(lengths, "log", 60) == {"params": 12, "ranks": 6, "story": 42}
 
 
 # --- which charts, and where
@@ -297,21 +299,21 @@ def test_the_focused_section_comes_first_and_the_last_fills_the_rest() -> None:
 
 def test_pins_come_first_then_what_matters_then_the_hardware() -> None:
     names = ("epoch", "my/metric", "grad_norm", "lr", "loss", "samples_per_s")
-    found = choose_panels(names, HARDWARE, ChartView())
-    keys = [panel.key for panel in found.chosen]
+    panels = choose_panels(names, HARDWARE, ChartView())
+    keys = [panel.key for panel in panels.chosen]
     assert keys[:6] == ["loss", "samples_per_s", "gpu/utilization", "lr", "grad_norm", "my/metric"]
-    assert keys[-1] == "epoch" and found.count == len(keys)
+    assert keys[-1] == "epoch" and panels.count == len(keys)
     names_of_losses = ("eval_loss", "my/metric", "Loss/train", "acc")
     assert [panel.key for panel in choose_panels(names_of_losses, (), ChartView()).chosen][:2] == [
         "Loss/train",
         "eval_loss",
     ]
     roles = MetricRoles("my/metric", best="acc", mode="max")
-    given = choose_panels(names_of_losses, (), ChartView(), roles).chosen
-    assert [panel.key for panel in given][:3] == ["my/metric", "eval_loss", "acc"]
+    panels = choose_panels(names_of_losses, (), ChartView(), roles).chosen
+    assert [panel.key for panel in panels][:3] == ["my/metric", "eval_loss", "acc"]
     pinned = choose_panels(names, HARDWARE, ChartView(pins=("my/metric", "gone"), filter_text="l*")).chosen
     assert [panel.key for panel in pinned] == ["my/metric", "loss", "lr"] and pinned[0].is_pinned
-    assert next(p.colour for p in found.chosen if p.key == "lr") == pinned[2].colour  # wherever it stands
+    assert next(p.colour for p in panels.chosen if p.key == "lr") == pinned[2].colour  # wherever it stands
     broken = choose_panels(names, (), ChartView(filter_text="~("))
     assert broken.problem is not None and "not a regular expression" in broken.problem
 
@@ -320,12 +322,12 @@ def test_pins_come_first_then_what_matters_then_the_hardware() -> None:
 
 
 def bins(*values: float, start: int = 0) -> tuple[Bin, ...]:
-    found = []
+    columns = []
     for x, value in enumerate(values, start):
-        each = Bin(float(x), float(x))
-        each.add(float(x), value)
-        found.append(each)
-    return tuple(found)
+        column = Bin(float(x), float(x))
+        column.add(float(x), value)
+        columns.append(column)
+    return tuple(columns)
 
 
 LOSS = Panel("loss", "loss", 0)
@@ -379,8 +381,10 @@ def test_smoothed_curves_keep_the_measured_ones_behind_them() -> None:
     curve = MetricCurve("loss", bins(5, 1, 5, 1), smooth=bins(5, 3, 3.5, 3), last=1.0)
     lines = panel_lines(LOSS, look_of(curve, window=(0.0, 4.0)), 60, 12)
     assert "~ 3  1" in text_of(lines)[0]
-    found = {style for line in lines[1:-1] for text, style in line if any(0x2800 < ord(char) < 0x2900 for char in text)}
-    assert found == {"series.0", "shadow"}
+    styles = {
+        style for line in lines[1:-1] for text, style in line if any(0x2800 < ord(char) < 0x2900 for char in text)
+    }
+    assert styles == {"series.0", "shadow"}
 
 
 def test_each_gpu_has_its_curve_and_of_many_the_ends_have_a_name() -> None:
@@ -388,13 +392,13 @@ def test_each_gpu_has_its_curve_and_of_many_the_ends_have_a_name() -> None:
             HardwareCurve("utilization", "GPU-0", bins(10, 11), 11.0, 12.0))  # fmt: skip
     many = tuple(HardwareCurve("utilization", f"GPU-{n}", bins(90 - n), 90.0 - n) for n in range(8))
     assert "100 ┤" in "\n".join(drawn(UTIL, look_of(hardware=pair)))
-    told = {
+    looks = {
         "● 0: 11  ■ 1: 91": look_of(hardware=pair),
         "● 0: 12  ■ 1: 92": look_of(hardware=pair, cursor=0.0),
         "● 0: –  ■ 1: –": look_of(hardware=pair, cursor=9.0),  # nothing was recorded there
         "● 0 highest: 90  ■ 7 lowest: 83": look_of(hardware=many),
     }
-    assert [drawn(UTIL, look)[0].split("%  ")[1].strip() for look in told.values()] == list(told)
+    assert [drawn(UTIL, look)[0].split("%  ")[1].strip() for look in looks.values()] == list(looks)
     small = drawn(UTIL, look_of(hardware=pair), 26, 6)[0]
     assert small.rstrip() == f" {UTIL.title}  11–91", "no value is cut from a legend"
 
@@ -415,7 +419,8 @@ MARKERS = (
 
 def test_what_happened_stands_below_every_curve_and_is_named_at_the_crosshair() -> None:
     look = look_of(LINE, markers=MARKERS)
-    tall, low = drawn(LOSS, look, height=12), drawn(LOSS, look, height=7)
+    tall = drawn(LOSS, look, height=12)
+    low = drawn(LOSS, look, height=7)
     assert "cuda oom" in tall[-1] and "┴" in tall[-2] and "┊" in tall[3]
     assert "cuda oom" not in "\n".join(low) and "┊" in low[1]
     at = [text for text, _ in crosshair_parts(look_of(LINE, markers=MARKERS, cursor=5.0), (LOSS,))]

@@ -110,11 +110,11 @@ def test_losses_are_a_trials_curve_only_where_the_loss_is_what_is_searched(home:
     trial = next(trial for trial in study_page.trials if trial.run_id is not None)
     row = run_row(home, trial)
     runs = {row.run.run_id: msgspec.structs.replace(row, progress=Progress(losses=(3.0, 2.0, 1.0)))}
-    for metric, shown in (("loss", (3.0, 2.0, 1.0)), ("val/accuracy", ())):
+    for metric, curve in (("loss", (3.0, 2.0, 1.0)), ("val/accuracy", ())):
         objective = replace(study_page.spec.objectives[0], metric=metric)
         without_rungs = study_page._replace(rungs={}, spec=replace(study_page.spec, objectives=(objective,)))
         rows = {row.trial.number: row for row in trial_rows(without_rungs, TrialList(), runs)}
-        assert rows[trial.number].curve == shown, metric
+        assert rows[trial.number].curve == curve, metric
 
 
 def test_a_trial_whose_run_is_queued_is_not_called_running(home: Home, study_page: StudyPage) -> None:
@@ -133,7 +133,7 @@ def test_a_trial_whose_run_is_queued_is_not_called_running(home: Home, study_pag
 
 def test_the_overview_counts_the_queued_trials_of_a_study_apart(home: Home) -> None:
     search(home)
-    words = {}
+    lines = {}
     for run_ids in ([], ["lr-search-1-t12"], ["lr-search-1-t12", "lr-search-1-t13"]):
         home.connection.executemany(
             "UPDATE runs SET state = 'queued' WHERE run_id = ?", [(run_id,) for run_id in run_ids]
@@ -141,8 +141,8 @@ def test_the_overview_counts_the_queued_trials_of_a_study_apart(home: Home) -> N
         snapshot = SnapshotReader(home.workspace).read(home.connection, NOW, Interest())
         (study,) = snapshot.studies
         entry = StudyEntry(study.study_id, study=study)
-        words[study.running, study.queued] = "".join(text for text, _ in study_words(entry, NOW))
-    assert {counts: text.rpartition(") · ")[2] for counts, text in words.items()} == {
+        lines[study.running, study.queued] = "".join(text for text, _ in study_words(entry, NOW))
+    assert {counts: text.rpartition(") · ")[2] for counts, text in lines.items()} == {
         (2, 0): "2 running",
         (1, 1): "1 running · 1 queued",
         (0, 2): "2 queued",
