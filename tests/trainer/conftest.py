@@ -45,9 +45,9 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """An empty directory."""
-    made = tmp_path / "checkpoints"
-    made.mkdir()
-    return made
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    return folder
 
 
 @pytest.fixture(scope="session")

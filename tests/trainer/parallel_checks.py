@@ -34,7 +34,8 @@ State = dict[str, Tensor]
 
 # --- language models --------------------------------------------------------------------------------------------------
 
-VOCABULARY, CONTEXT = 32, 6
+VOCABULARY = 32
+CONTEXT = 6
 
 
 class Words(Objective):
@@ -185,15 +186,16 @@ def gradients(
     if kind == "tiny":
         strategy = build(world, **settings)
     else:
-        objective, chosen = words_objective(kind), words_settings(**settings)
+        objective = words_objective(kind)
+        chosen = words_settings(**settings)
         apply_recompute(objective.model, recompute)
         blocks = transformer_blocks(objective.model) if chosen.compile_scope == "blocks" else [objective]
         compile_modules(blocks, chosen)
         strategy = build_strategy(chosen, objective, world)
     torch.manual_seed(7)
     loss = backward(strategy, 0, accumulate)
-    found = {name: parameter.grad for parameter, name in strategy.names.items()}
-    full = {name: full_tensor(gradient).clone() for name, gradient in found.items() if gradient is not None}
+    gradients = {name: parameter.grad for parameter, name in strategy.names.items()}
+    full = {name: full_tensor(gradient).clone() for name, gradient in gradients.items() if gradient is not None}
     return world.sum(loss)[0] / world.size, full
 
 
@@ -244,9 +246,11 @@ def survive(
     blocks[1] = bad = Failing(blocks[1])
     strategy = build_strategy(tiny_settings(oom_retries=1, **settings), objective, world)
     losses = []
-    step, to_fail = 0, world.rank in failing
+    step = 0
+    to_fail = world.rank in failing
     while step < steps:
-        failed, loss = False, 0.0
+        failed = False
+        loss = 0.0
         try:
             strategy.optimizer.zero_grad()
             for number, fields in enumerate(micro_batches(strategy, step, accumulate)):
@@ -324,8 +328,8 @@ def optimizer_share(world: World, **settings: Any) -> tuple[int, int]:
     strategy = build(world, **settings)
     train(strategy, range(1))
     inner = strategy.optimizer.optim if isinstance(strategy.optimizer, ZeroRedundancyOptimizer) else strategy.optimizer
-    held = [local_shard(state["exp_avg"]).numel() for state in inner.state.values()]
-    return sum(held), sum(parameter.numel() for parameter in strategy.objective.model.parameters())
+    elements = [local_shard(state["exp_avg"]).numel() for state in inner.state.values()]
+    return sum(elements), sum(parameter.numel() for parameter in strategy.objective.model.parameters())
 
 
 def averages(world: World, **settings: Any) -> tuple[State, State]:
@@ -335,10 +339,10 @@ def averages(world: World, **settings: Any) -> tuple[State, State]:
     for step in range(3):
         train(strategy, range(step, step + 1))
         average.update(step + 1)
-    found = _whole(world, average.state())
+    state = _whole(world, average.state())
     again = Ema(named(build(world, seed=7, **settings)), 0.5)
-    again.load(world.from_main(found))
-    return found, _whole(world, again.state())
+    again.load(world.from_main(state))
+    return state, _whole(world, again.state())
 
 
 def named(strategy: Strategy) -> State:

@@ -62,7 +62,8 @@ class Ranks:
                 try:
                     kind, answer = pipe.recv()
                 except EOFError:
-                    kind, answer = "failed", "the process ended\n"
+                    kind = "failed"
+                    answer = "the process ended\n"
                 if kind == "taken":
                     deadline = time.monotonic() + PATIENCE_SECONDS
                 elif kind == "done":
@@ -81,7 +82,8 @@ class Ranks:
             process.wait()
         for pipe in self._pipes:
             pipe.close()
-        self._processes, self._pipes = [], []
+        self._processes = []
+        self._pipes = []
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
 

@@ -29,10 +29,10 @@ class Rows(Split):
         self.expected.append(indices.tolist())
 
     def read(self, indices: Indices) -> Fields:
-        asked = indices.tolist()
-        self.reads.append(asked)
-        assert asked and all(0 <= index < self._size for index in asked)
-        for index in asked:
+        rows = indices.tolist()
+        self.reads.append(rows)
+        assert rows and all(0 <= index < self._size for index in rows)
+        for index in rows:
             if index in self.broken:
                 raise BrokenSample(index, f"row {index}", "it is torn")
         numbers = torch.from_numpy(indices.copy())

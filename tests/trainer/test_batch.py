@@ -21,10 +21,12 @@ ALONE = World(rank=0, size=1, device=torch.device("cpu"), backend="")
 @given(st.integers(1, 3000), st.integers(1, 100))
 def test_steps_down_keep_the_product_and_end_at_one(batch: int, accum: int) -> None:
     assert smaller(16, 3) == (12, 4) and smaller(64, 1) == (32, 2) and smaller(7, 1) == (1, 7)
-    product, steps = batch * accum, 0
+    product = batch * accum
+    steps = 0
     while (pair := smaller(batch, accum)) is not None:
         assert pair[0] * pair[1] == product and 1 <= pair[0] <= 0.75 * batch
-        (batch, accum), steps = pair, steps + 1
+        (batch, accum) = pair
+        steps = steps + 1
     assert batch == 1 and accum == product and steps <= 30
 
 
@@ -35,22 +37,23 @@ def test_the_search_is_within_an_eighth_and_never_runs_out(
     base: int, per_sample: int, gigabytes: int, limit: int, base_known: bool
 ) -> None:
     """Memory is a straight line; what does not fit runs out."""
-    total, tried = gigabytes * GIB, list[int]()
+    total = gigabytes * GIB
+    tried = list[int]()
 
     def probe(size: int) -> Probe | None:
         tried.append(size)
         peak = base + size * per_sample
         return Probe(peak, total, base if base_known else 0) if peak <= total else None
 
-    found = 0
+    batch_size = 0
     with contextlib.suppress(TrainerError):
-        found = find_batch(probe, limit, ALONE)
+        batch_size = find_batch(probe, limit, ALONE)
     best = min(limit, int((USABLE * total - base) // per_sample))
     # The first sample, and without a base the second, have to be tried before anything is known.
     blind = 1 if base_known and base else 2
     assert all(size <= max(best, blind) for size in tried)
     assert len(tried) <= 17 and len(set(tried)) == len(tried)
-    assert max(min(best, 1), best - best / 8) <= found <= max(best, blind)
+    assert max(min(best, 1), best - best / 8) <= batch_size <= max(best, blind)
 
 
 def test_running_out_halves_the_gap() -> None:

@@ -41,7 +41,8 @@ def test_round_trip_with_a_hash_that_sha256sum_understands(folder: Path) -> None
 def test_every_flipped_byte_of_it_or_of_its_hash_is_noticed(folder: Path) -> None:
     path = save(folder, 1, weights=torch.arange(100))
     beside = files.hash_file(path)
-    whole, hashes = path.read_bytes(), beside.read_bytes()
+    whole = path.read_bytes()
+    hashes = beside.read_bytes()
     for position in range(0, len(whole), max(1, len(whole) // 50)):
         flip_a_byte(path, position)
         with pytest.raises(CheckpointError, match="is corrupt: sha256 mismatch"):
@@ -118,7 +119,8 @@ def test_a_write_that_fails_half_way_leaves_everything_as_it_was(folder: Path) -
 
 def test_the_hash_is_durable_before_the_file_gets_its_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log: list[str] = []
-    sync_folder, replace = files.sync_folder, Path.replace
+    sync_folder = files.sync_folder
+    replace = Path.replace
     monkeypatch.setattr(files, "sync_folder", lambda place: (log.append("folder"), sync_folder(place)))
     monkeypatch.setattr(Path, "replace", lambda self, to: (log.append(Path(to).name), replace(self, to))[1])
     save(folder, 10)
@@ -147,8 +149,8 @@ def test_what_does_not_fit_is_said_in_one_line_with_the_flag() -> None:
     made_with = Settings.model_validate({"task": "lm", "width": 64, "phases": [{"name": "a", "steps": 3}]})
     state = {"config": made_with.model_dump(mode="json")}
     path = Path("step_00000001.pt")
-    other = Settings.model_validate({"task": "lm", "width": 64, "parallel": "fsdp", "batch_size": 99, "seed": 5})
-    checkpoints.check_fits(state, other, path)
+    changed = Settings.model_validate({"task": "lm", "width": 64, "parallel": "fsdp", "batch_size": 99, "seed": 5})
+    checkpoints.check_fits(state, changed, path)
     with pytest.raises(CheckpointError) as raised:
         checkpoints.check_fits(state, Settings.model_validate({"task": "lm"}), path)
     assert mentions(str(raised.value), "step_00000001.pt", "--width 64", "128", "--resume none")
@@ -172,19 +174,19 @@ def test_a_copy_has_the_same_values_and_shares_memory_where_equal_tensors_do(cop
     }
     live = tensors_of(state)
     expected = [tensor.detach().clone() for tensor in live]
-    taken = HostBuffers().take(state, copy=copy)
+    snapshot = HostBuffers().take(state, copy=copy)
     if copy:  # training goes on
         with torch.no_grad():
             for tensor in live:
                 tensor.zero_()
         state["random"] = []
-    found = tensors_of(taken)
-    for one, other in zip(found, expected, strict=True):
-        assert one.dtype == other.dtype and torch.equal(one, other) and not one.requires_grad
-        assert one.untyped_storage().nbytes() == one.nbytes
-    assert (taken["random"], taken["step"]) == ([{"python": (3, (1, 2), None)}], 7)
-    assert taken["tied"][0].data_ptr() == taken["tied"][1].data_ptr()
-    assert taken["model"]["0.weight"].stride() == state["model"]["0.weight"].stride()
+    tensors = tensors_of(snapshot)
+    for copied, original in zip(tensors, expected, strict=True):
+        assert copied.dtype == original.dtype and torch.equal(copied, original) and not copied.requires_grad
+        assert copied.untyped_storage().nbytes() == copied.nbytes
+    assert (snapshot["random"], snapshot["step"]) == ([{"python": (3, (1, 2), None)}], 7)
+    assert snapshot["tied"][0].data_ptr() == snapshot["tied"][1].data_ptr()
+    assert snapshot["model"]["0.weight"].stride() == state["model"]["0.weight"].stride()
 
 
 def tensors_of(value: Any) -> list[Tensor]:
@@ -201,5 +203,5 @@ def test_the_memory_is_used_again() -> None:
     state["a"].fill_(2)
     again = buffers.take(state, copy=True)
     assert again["a"].data_ptr() == first and again["a"].sum() == 200
-    other = buffers.take({"a": torch.full((30,), 3.0), "b": torch.ones(50)}, copy=True)
-    assert other["a"].untyped_storage().nbytes() == 120 and other["a"].sum() == 90
+    second = buffers.take({"a": torch.full((30,), 3.0), "b": torch.ones(50)}, copy=True)
+    assert second["a"].untyped_storage().nbytes() == 120 and second["a"].sum() == 90

@@ -117,13 +117,13 @@ def test_whatever_happens_the_newest_valid_one_stays_and_not_too_many_do(
                 assert all(path.exists() for path in moved)
                 continue
             rotation.prune(folder, number, known_valid=before if flag else None)
-            left = checkpoints.existing(folder)
+            paths = checkpoints.existing(folder)
             assert checkpoints.choose("auto", folder).path == before
-            assert left[:number] == all_before[:number]
+            assert paths[:number] == all_before[:number]
             if any(is_valid(path) for path in all_before[:number]):
-                assert len(left) <= number
+                assert len(paths) <= number
             else:
-                assert left == all_before
+                assert paths == all_before
             after_once = listing(folder)
             rotation.prune(folder, number)
             assert listing(folder) == after_once

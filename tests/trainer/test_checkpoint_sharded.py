@@ -28,8 +28,8 @@ STEPPED = ("0.weight", "2.bias")
 
 
 def settings(folder: Path, **values: Any) -> Settings:
-    wanted = {"parallel": "fsdp", "sharded_checkpoints": True, "best_checkpoint": True, "checkpoint_dir": folder}
-    return Settings.model_validate({"task": "classify", **wanted, **values})
+    options = {"parallel": "fsdp", "sharded_checkpoints": True, "best_checkpoint": True, "checkpoint_dir": folder}
+    return Settings.model_validate({"task": "classify", **options, **values})
 
 
 def build() -> nn.Sequential:
@@ -152,7 +152,8 @@ def test_a_part_that_is_missing_is_noticed_when_it_is_wanted(folder: Path) -> No
 
 def hand_over(world: World, folder: Path) -> list[int]:
     """Bytes of tensors that this rank keeps for the next phase, and of the whole state: on one machine and on two."""
-    model, answers = shard_model(world), []
+    model = shard_model(world)
+    answers = []
     for machine in ("one", str(world.rank)):
         rest, pieces = parts = checkpoints.parts_on_host(state_of(model, 3)(), world)
         with patch("os.uname", lambda machine=machine: SimpleNamespace(nodename=machine)):
@@ -166,10 +167,10 @@ def hand_over(world: World, folder: Path) -> list[int]:
 
 def test_between_phases_each_rank_keeps_its_share(tmp_path: Path, two_ranks: Ranks, four_ranks: Ranks) -> None:
     for ranks, most in ((two_ranks, 0.62), (four_ranks, 0.36)):  # seven rows
-        kept = ranks.run(hand_over, tmp_path)
-        assert sum(here for here, _, _ in kept) == kept[0][2]
-        assert max(here for here, _, _ in kept) < most * kept[0][2]
-        assert [here for here, _, _ in kept] == [there for _, there, _ in kept]
+        elements = ranks.run(hand_over, tmp_path)
+        assert sum(here for here, _, _ in elements) == elements[0][2]
+        assert max(here for here, _, _ in elements) < most * elements[0][2]
+        assert [here for here, _, _ in elements] == [expected for _, expected, _ in elements]
     assert listing(tmp_path) == []
 
 
@@ -204,9 +205,9 @@ def save_with_a_full_disk(world: World, folder: Path, broken: int, background: b
 def test_a_rank_that_cannot_write_costs_the_checkpoint_on_all(tmp_path: Path, two_ranks: Ranks) -> None:
     for broken, background in ((0, False), (1, True), (-1, True)):
         folder = tmp_path / str(broken)
-        main, other = two_ranks.run(save_with_a_full_disk, folder, broken, background)
+        main, second = two_ranks.run(save_with_a_full_disk, folder, broken, background)
         assert main == [True, [("checkpoint", 10), ("checkpoint_failed", 20), ("checkpoint_failed", 30)]]
-        assert other == [True, []]
+        assert second == [True, []]
         assert [path.name for path in folder.rglob("*") if "20" in path.name or "30" in path.name] == []
         for path in (files.step_file(folder, 10), files.best_file(folder), files.epoch_file(folder, "", 1)):
             check_file(path, 10)

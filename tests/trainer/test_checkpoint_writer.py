@@ -90,8 +90,8 @@ def test_one_state_under_several_names(folder: Path, background: bool) -> None:
 
 
 def test_only_a_better_one_becomes_the_best(folder: Path) -> None:
-    wanted = settings(folder, best_checkpoint=True, best_metric="val/accuracy")
-    saver = Checkpointer(wanted, ALONE)
+    options = settings(folder, best_checkpoint=True, best_metric="val/accuracy")
+    saver = Checkpointer(options, ALONE)
     saver.begin(0)
     collected = []
 
@@ -105,12 +105,12 @@ def test_only_a_better_one_becomes_the_best(folder: Path) -> None:
     for step, score in ((1, float("nan")), (2, 0.5), (3, 0.5), (4, 0.25), (5, 0.75)):
         save(saver, step, score)
     assert collected == [2, 5]
-    resumed = Checkpointer(wanted, ALONE)
+    resumed = Checkpointer(options, ALONE)
     assert resumed.begin(6) == []
     save(resumed, 7, 0.5)
     save(resumed, 8, 1.0)
     assert collected == [2, 5, 8]
-    again = Checkpointer(wanted, ALONE)
+    again = Checkpointer(options, ALONE)
     assert [path.name for path in again.begin(7)] == ["best_model.pt.stale"]
     save(again, 8, 0.25)
     assert collected == [2, 5, 8, 8]
@@ -119,11 +119,11 @@ def test_only_a_better_one_becomes_the_best(folder: Path) -> None:
 
 def test_the_checkpoint_that_a_run_starts_from_is_not_written_again(folder: Path) -> None:
     Checkpointer(settings(folder), ALONE).save(state_of(10), step=10)
-    own = files.step_file(folder, 10)
+    checkpoint = files.step_file(folder, 10)
     elsewhere = settings(folder / "elsewhere")
     for chosen, written in ((settings(folder), 0), (elsewhere, 1)):
         resumed = Checkpointer(chosen, ALONE)
-        resumed.begin(10, resumed_from=own)
+        resumed.begin(10, resumed_from=checkpoint)
         resumed.save(state_of(10), step=10, need="required")
         assert len(resumed.poll()) == written
         resumed.save(state_of(20), step=20)
@@ -166,8 +166,8 @@ def test_one_that_is_due_while_another_is_written_is_skipped_and_said(folder: Pa
 
 @pytest.mark.parametrize("values", [{"need": "required"}, {"need": "asked"}, {"epoch": 1}, {"score": 0.5}])
 def test_one_that_does_not_come_again_waits_for_the_earlier(folder: Path, gate: Gate, values: dict[str, Any]) -> None:
-    wanted = settings(folder, async_checkpoints=True, epoch_checkpoints=True, best_checkpoint=True)
-    saver = Checkpointer(wanted, ALONE, before_write=gate)
+    options = settings(folder, async_checkpoints=True, epoch_checkpoints=True, best_checkpoint=True)
+    saver = Checkpointer(options, ALONE, before_write=gate)
     saver.save(state_of(10), step=10)
     assert gate.reached.wait(120)
     threading.Timer(0.05, gate.open.set).start()
@@ -214,20 +214,20 @@ def pretend_to_spread(monkeypatch: pytest.MonkeyPatch) -> World:
 def test_nothing_that_happens_while_one_is_written_costs_one_that_was_there(
     tmp_path: Path, spread: bool, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wanted: dict[str, Any] = {"best_checkpoint": True, "epoch_checkpoints": True, "keep": 1}
+    options: dict[str, Any] = {"best_checkpoint": True, "epoch_checkpoints": True, "keep": 1}
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     world = ALONE
     if spread:
         world = pretend_to_spread(monkeypatch)
-        wanted |= {"sharded_checkpoints": True, "parallel": "fsdp"}
+        options |= {"sharded_checkpoints": True, "parallel": "fsdp"}
     folder = tmp_path / "checkpoints"
-    saver = Checkpointer(settings(folder, **wanted), world)
+    saver = Checkpointer(settings(folder, **options), world)
     template = tmp_path / "template"
     saver.save(state_of(10), step=10, score=0.5, epoch=1)
     folder.replace(template)
     for operation in range(100):
         shutil.copytree(template, folder)
-        saver = Checkpointer(settings(folder, **wanted), world)
+        saver = Checkpointer(settings(folder, **options), world)
         saver.begin(10)
 
         def save(saver: Checkpointer = saver) -> None:
@@ -240,19 +240,19 @@ def test_nothing_that_happens_while_one_is_written_costs_one_that_was_there(
             else:
                 save()
                 good = not disk.failures
-        found = [checkpoints.existing(folder)[0], folder / "best_model.pt", folder / "phase_main" / "epoch_1.pt"]
-        for path in found:
+        paths = [checkpoints.existing(folder)[0], folder / "best_model.pt", folder / "phase_main" / "epoch_1.pt"]
+        for path in paths:
             files.verify(path)
             state = checkpoints.load(path)
             assert state["model"]["weight"].sum() == 100 * state["step"]
         outcomes = saver.poll()
-        named = found if good else [outcomes[0].path, *outcomes[0].also] if outcomes else []
+        finished = paths if good else [outcomes[0].path, *outcomes[0].also] if outcomes else []
         if good or (outcomes and outcomes[0].event == "checkpoint"):
-            assert {checkpoints.load(path)["step"] for path in named} == {20}
+            assert {checkpoints.load(path)["step"] for path in finished} == {20}
         assert how == "killed" or not list(folder.rglob("*.tmp"))
         saver.begin(20)
         saver.save(state_of(30), step=30, score=0.125, epoch=1)
-        assert [checkpoints.load(folder / name)["step"] for name in ("best_model.pt", found[2])] == [30, 30]
+        assert [checkpoints.load(folder / name)["step"] for name in ("best_model.pt", paths[2])] == [30, 30]
         assert {path.name for path in folder.rglob("*rank*")} == ({"step_00000030_rank_0_of_1.pt"} if spread else set())
         assert not list(folder.rglob("*.tmp"))
         shutil.rmtree(folder)
@@ -262,8 +262,8 @@ def test_nothing_that_happens_while_one_is_written_costs_one_that_was_there(
 
 
 def _save_on_ranks(world: World, folder: Path) -> list[Any]:
-    wanted = settings(folder, async_checkpoints=True, best_checkpoint=True)
-    saver = Checkpointer(wanted, world, before_write=full_disk(20, 40))
+    options = settings(folder, async_checkpoints=True, best_checkpoint=True)
+    saver = Checkpointer(options, world, before_write=full_disk(20, 40))
     moved = saver.begin(0)
     collected = []
 
@@ -286,7 +286,9 @@ def _save_on_ranks(world: World, folder: Path) -> list[Any]:
 
 def _save_while_ranks_meet(world: World, folder: Path) -> tuple[int, bool]:
     """Meetings of a rank while rank 0 writes, which ends after three; and a stuck writer, still so after `close`."""
-    meetings, enough, vote = 0, threading.Event(), World.vote
+    meetings = 0
+    enough = threading.Event()
+    vote = World.vote
 
     def counted(self: World, *values: float) -> list[float]:
         nonlocal meetings
@@ -329,8 +331,8 @@ def test_a_process_ends_though_its_disk_is_stuck(tmp_path: Path) -> None:
 
 
 def test_all_ranks_agree_on_what_was_saved(folder: Path, two_ranks: Ranks) -> None:
-    main, other = two_ranks.run(_save_on_ranks, folder)
+    main, second = two_ranks.run(_save_on_ranks, folder)
     events = ["checkpoint", "checkpoint_failed", "checkpoint", "checkpoint_failed"]
-    assert main == [[], True, 4, events] and other == [[], True, 4, []]
+    assert main == [[], True, 4, events] and second == [[], True, 4, []]
     assert [rotation.step_of(path) for path in checkpoints.existing(folder)] == [30, 10]
     assert json.loads((folder / "best_model.json").read_text())["step"] == 10

@@ -45,8 +45,8 @@ def test_yaml_says_what_flags_say(tmp_path: Path) -> None:
         "task: lm\nbatch_size: auto\ncompile: off\ngradient_checkpointing: true\ndata_dir:\ninject: oom@step=4\n"
         "model_options: {n_layer: 2, scale: 0.5}\noutput_dir: out\n",
     )
-    words = ["--task", "lm", "--batch_size", "auto", "--gradient-checkpointing", "--inject", "oom@step=4"]
-    same = parse(*words, "--model-options", "n_layer=2,scale=0.5", "--output-dir", "out")
+    arguments = ["--task", "lm", "--batch_size", "auto", "--gradient-checkpointing", "--inject", "oom@step=4"]
+    same = parse(*arguments, "--model-options", "n_layer=2,scale=0.5", "--output-dir", "out")
     assert parse(file) == same
     assert same.model_options == {"n_layer": 2, "scale": 0.5} and same.inject == ("oom@step=4",)
     assert parse(write(tmp_path / "empty.yaml", "")) == parse()
@@ -144,8 +144,8 @@ def test_what_a_supervisor_asks_for_gives_way_to_settings() -> None:
     inside = parse(GPUTUI_RUN_DIR="/r", GPUTUI_METRICS="/m.jsonl", GPUTUI_CHECKPOINT="/c.pt", GPUTUI_GRACE="120")
     assert (inside.output_dir, inside.checkpoint_dir) == (Path("/r"), Path("/r/checkpoints"))
     assert (inside.metrics, inside.resume, inside.stop_timeout) == (Path("/m.jsonl"), "/c.pt", 100)
-    given = parse("--output-dir", "/o", "--resume", "none", GPUTUI_RUN_DIR="/r", GPUTUI_CHECKPOINT="/c.pt")
-    assert (given.metrics, given.resume, given.stop_timeout) == (Path("/o/metrics.jsonl"), "none", 25)
+    settings = parse("--output-dir", "/o", "--resume", "none", GPUTUI_RUN_DIR="/r", GPUTUI_CHECKPOINT="/c.pt")
+    assert (settings.metrics, settings.resume, settings.stop_timeout) == (Path("/o/metrics.jsonl"), "none", 25)
     assert parse("--output-dir", ".", GPUTUI_RUN_DIR="/r").checkpoint_dir == Path("checkpoints")
     assert parse(TRAINER_STOP_TIMEOUT="8", GPUTUI_GRACE="120").stop_timeout == 8
 
@@ -157,25 +157,26 @@ def test_print_config_shows_every_setting_and_trains_nothing(
     flags = ["--output-dir", str(output), "--inject", "none", "--inject", "nan@step=2", "--data-dir", ""]
     assert main(["--print-config", *flags]) == 0
     text = capsys.readouterr().out
-    shown = json.loads(text)
-    assert set(shown) == set(Settings.model_fields)
-    assert shown["inject"] == ["nan@step=2"] and shown["data_dir"] is None
+    settings = json.loads(text)
+    assert set(settings) == set(Settings.model_fields)
+    assert settings["inject"] == ["nan@step=2"] and settings["data_dir"] is None
     assert not output.exists()
     assert parse(write(tmp_path / "shown.json", text)) == parse(*flags)
 
 
 def test_help_and_json_schema_have_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as left:
+    with pytest.raises(SystemExit) as exit_info:
         main(["--help"])
-    assert left.value.code == 0
-    shown = capsys.readouterr().out
+    assert exit_info.value.code == 0
+    text = capsys.readouterr().out
     names = set(Settings.model_fields) - {"phase"}
-    assert all(f"{config.flag(name)} " in shown for name in names)
-    assert "(default: 16; lm, mlm: 8)" in " ".join(shown.split()), "the defaults of tasks"
+    assert all(f"{config.flag(name)} " in text for name in names)
+    assert "(default: 16; lm, mlm: 8)" in " ".join(text.split()), "the defaults of tasks"
     assert {name for group in GROUPS for name in group.model_fields} == names | {"phase"}
     assert main(["--json-schema"]) == 0
     schema = json.loads(capsys.readouterr().out)
-    settings, phase = schema["properties"], schema["properties"]["phases"]["items"]
+    settings = schema["properties"]
+    phase = schema["properties"]["phases"]["items"]
     assert set(settings) == names and all(setting["description"] for setting in settings.values())
     assert settings["compile"]["enum"] == ["off", "default", "reduce-overhead", "max-autotune", True, False]
     assert set(phase["properties"]) == names - RUN_WIDE | {"name"} and phase["required"] == ["name", "steps"]

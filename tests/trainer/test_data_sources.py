@@ -44,19 +44,21 @@ def stream(split: Split) -> list[int]:
 def test_digits_are_the_real_ones_and_every_fifth_stays_out() -> None:
     from sklearn.datasets import load_digits
 
-    data, known = images(), load_digits()
+    data = images()
+    digits = load_digits()
     assert (len(data.train), len(data.held_out), data.shape, len(data.classes)) == (1437, 360, (1, 8, 8), 10)
     held_out = everything(data.held_out)
     assert held_out["image"].dtype == torch.uint8
-    assert torch.equal((held_out["image"][:, 0].double() * 16 / 255).round(), torch.from_numpy(known.images[::5]))
-    assert held_out["label"].tolist() == known.target[::5].tolist()
-    assert everything(data.train)["label"].tolist() == np.delete(known.target, np.s_[::5]).tolist()
+    assert torch.equal((held_out["image"][:, 0].double() * 16 / 255).round(), torch.from_numpy(digits.images[::5]))
+    assert held_out["label"].tolist() == digits.target[::5].tolist()
+    assert everything(data.train)["label"].tolist() == np.delete(digits.target, np.s_[::5]).tolist()
 
 
 def test_synthetic_images_can_be_told_apart_and_are_the_same_every_time() -> None:
     data = images(data="synthetic", synthetic_samples=600, image_size=16)
     assert (len(data.train), len(data.held_out), data.shape, len(data.classes)) == (600, 60, (3, 16, 16), 10)
-    train, held_out = everything(data.train), everything(data.held_out)
+    train = everything(data.train)
+    held_out = everything(data.held_out)
     assert torch.equal(data.train.read(np.array([7]))["image"][0], train["image"][7])
     assert len(train["image"].flatten(1).unique(dim=0)) == 600
     means = torch.stack([train["image"][train["label"] == number].float().mean(0) for number in range(10)])
@@ -90,12 +92,12 @@ def test_sources_on_disk_say_what_they_look_for(source: str, tmp_path: Path) -> 
 def test_parts_number_samples_through(lengths: list[int], data: st.DataObject) -> None:
     parts = Concatenation(lengths)
     everyone = [(part, offset) for part, length in enumerate(lengths) for offset in range(length)]
-    asked = data.draw(st.lists(st.integers(0, len(everyone) - 1), min_size=1))
-    groups = list(parts.group(np.array(asked)))
-    found = {row: (part, offset) for part, rows, offsets in groups for row, offset in zip(rows, offsets, strict=True)}
-    assert [found[row] for row in range(len(asked))] == [everyone[index] for index in asked]
-    assert [part for part, _, _ in groups] == list(dict.fromkeys(everyone[index][0] for index in asked))
-    assert [parts.locate(index) for index in asked] == [everyone[index] for index in asked]
+    indices = data.draw(st.lists(st.integers(0, len(everyone) - 1), min_size=1))
+    groups = list(parts.group(np.array(indices)))
+    places = {row: (part, offset) for part, rows, offsets in groups for row, offset in zip(rows, offsets, strict=True)}
+    assert [places[row] for row in range(len(indices))] == [everyone[index] for index in indices]
+    assert [part for part, _, _ in groups] == list(dict.fromkeys(everyone[index][0] for index in indices))
+    assert [parts.locate(index) for index in indices] == [everyone[index] for index in indices]
 
 
 # --- tokens -----------------------------------------------------------------------------------------------------------

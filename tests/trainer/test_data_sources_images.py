@@ -94,7 +94,8 @@ def folder(root: Path) -> Any:
 def test_folders_are_classes_in_the_order_of_their_names(pictures: Path) -> None:
     data = folder(pictures)
     assert data.classes == ("blue", "green", "red") and data.shape == (3, 8, 8)
-    train, held_out = everything(data.train), everything(data.held_out)
+    train = everything(data.train)
+    held_out = everything(data.held_out)
     assert train["image"].dtype == torch.uint8 and train["label"].tolist() == [0, 0, 1, 1, 2, 2]
     assert train["image"][:, :, 4, 4].tolist() == [[0, 0, 250]] * 2 + [[0, 250, 0]] * 2 + [[250, 0, 0]] * 2
     assert held_out["label"].tolist() == [0, 1, 2]
@@ -109,7 +110,8 @@ def test_without_a_held_out_folder_one_in_ten_is_held_out_by_its_path(tmp_path: 
         save(tmp_path / name, (number, 0, 0))
     data = folder(tmp_path)
     out = np.flatnonzero(name_hashes(name.encode() for name in names) % 10 == 0).tolist()
-    held_out, train = everything(data.held_out), everything(data.train)
+    held_out = everything(data.held_out)
+    train = everything(data.train)
     assert 5 < len(out) < 25 and sorted(held_out["image"][:, 0, 0, 0].tolist()) == out
     assert sorted(train["image"][:, 0, 0, 0].tolist()) == sorted(set(range(120)) - set(out))
     assert torch.equal(held_out["label"], (held_out["image"][:, 0, 0, 0] >= 60).long())
@@ -156,7 +158,8 @@ def test_the_middle_is_kept_whatever_the_shape(width: int, height: int, kind: st
     assert pixels.shape == (3, 16, 16)
     side = min(width, height)
     for channel, length in ((0, width), (1, height)):
-        first, last = 255 * (length - side) / 2 / length, 255 * (length + side) / 2 / length
+        first = 255 * (length - side) / 2 / length
+        last = 255 * (length + side) / 2 / length
         expected = torch.linspace(first, last, 33)[1::2]
         assert (pixels[channel].mean(channel) - expected).abs().max() < 6
 

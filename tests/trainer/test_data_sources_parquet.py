@@ -127,7 +127,8 @@ def test_a_row_without_an_image_or_class_breaks_its_sample_alone(
 def test_a_damaged_row_group_breaks_its_samples_alone(shards: Path, column: int) -> None:
     path = shards / "train-00001-of-00002.parquet"
     write(path, pictures(range(20, 40)), 15, write_page_checksum=True)
-    chunk, content = parquet.read_metadata(path).row_group(0).column(column), bytearray(path.read_bytes())
+    chunk = parquet.read_metadata(path).row_group(0).column(column)
+    content = bytearray(path.read_bytes())
     middle = (chunk.dictionary_page_offset or chunk.data_page_offset) + chunk.total_compressed_size // 2
     content[middle : middle + 8] = bytes(byte ^ 0xFF for byte in content[middle : middle + 8])
     path.write_bytes(content)
@@ -219,8 +220,8 @@ def test_the_newest_row_groups_are_kept_and_the_next_ones_decoded_ahead() -> Non
     rows = Contents([RowSpan(Path("file"), number, 0, 2) for number in range(9)], [2] * 9, load)
 
     def read(*groups: int) -> list[int]:
-        found: list[int] = rows.read(np.array(groups) * 2)["content"].tolist()
-        return found
+        contents: list[int] = rows.read(np.array(groups) * 2)["content"].tolist()
+        return contents
 
     for number in (0, 1, 2, 3, 0, 4, 0, 1):
         assert read(number) == [10 * number]

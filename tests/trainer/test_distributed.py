@@ -77,22 +77,22 @@ def test_all_ranks_step_down_together_where_one_runs_out_of_memory(
 def test_one_failing_rank_ends_the_run_and_is_named_as_the_cause(tmp_path: Path) -> None:
     error_file = tmp_path / "error.json"
     flags = ("--output-dir", str(tmp_path), *SMALL, "--inject", "crash@step=5,rank=1")
-    code, shown = torchrun("-m", "trainer", *flags, error_file=error_file)
+    code, output = torchrun("-m", "trainer", *flags, error_file=error_file)
     assert code == 1
     message = json.loads(error_file.read_text())["message"]["message"]
     assert mentions(message, "RuntimeError: ", "step 5", "rank 1")
-    assert "(local_rank: 1)" in shown.partition("Root Cause")[2]
+    assert "(local_rank: 1)" in output.partition("Root Cause")[2]
 
 
 @pytest.mark.long
 def test_a_hung_rank_is_given_up_after_the_timeout(tmp_path: Path) -> None:
     """From the second step on, the timeout is not that of the start."""
     flags = ("--output-dir", str(tmp_path), *SMALL, "--timeout", "20", "--inject", "hang@step=5,rank=1")
-    code, shown = torchrun("-m", "trainer", *flags, "--stop-timeout", "1", "--start-timeout", "600")
+    code, output = torchrun("-m", "trainer", *flags, "--stop-timeout", "1", "--start-timeout", "600")
     assert code == 1
     # Whichever collective gives up first closes the connection of the others.
-    assert "Timed out waiting 20000ms" in shown or "Application timeout" in shown
-    assert "in _fire" in shown  # where the other one hung
+    assert "Timed out waiting 20000ms" in output or "Application timeout" in output
+    assert "in _fire" in output  # where the other one hung
     assert step_lines(tmp_path)[-1]["step"] == 4
 
 
@@ -104,13 +104,13 @@ def test_sigterm_to_torchrun_saves_on_all_ranks_and_one_rank_can_go_on(tmp_path:
     try:
         wait_until(lambda: metrics.exists() and len(metrics.read_text().splitlines()) > 5, PATIENCE_SECONDS)
         process.send_signal(signal.SIGTERM)
-        shown, _ = process.communicate(timeout=PATIENCE_SECONDS)
+        output, _ = process.communicate(timeout=PATIENCE_SECONDS)
     finally:
         process.kill()
     [stop] = events(tmp_path, "stop")
     assert stop["reason"] == "SIGTERM"
     last = step_lines(tmp_path)[-1]["step"]
-    assert checkpoints(tmp_path) == [f"step_{last:08d}.pt"], shown
+    assert checkpoints(tmp_path) == [f"step_{last:08d}.pt"], output
     samples = step_lines(tmp_path)[-1]["samples"]
     assert train(tmp_path, "--steps", str(last + 3), "--resume", "auto") == 0
     assert [line["samples"] for line in step_lines(tmp_path)[-3:]] == [samples + 16, samples + 32, samples + 48]
@@ -142,10 +142,10 @@ def test_the_largest_batch_that_fits_is_found_by_all_ranks_alike(two_ranks: Rank
     fault = ("--inject", "oom@step=1,above=23,rank=1,times=always")
     flags = ("--steps", "3", "--batch-size", "auto", "--max-batch-size", "64", "--grad-accum", "2")
     two_ranks.run(train_on, tmp_path, *flags, *fault)
-    [found] = events(tmp_path, "batch_found")
-    assert 20 <= found["batch_size"] <= 23
-    assert step_lines(tmp_path)[-1]["samples"] == 3 * 2 * 2 * found["batch_size"]
+    [event] = events(tmp_path, "batch_found")
+    assert 20 <= event["batch_size"] <= 23
+    assert step_lines(tmp_path)[-1]["samples"] == 3 * 2 * 2 * event["batch_size"]
     fixed = tmp_path / "fixed"
-    two_ranks.run(train_on, fixed, "--steps", "3", "--batch-size", str(found["batch_size"]), "--grad-accum", "2")
+    two_ranks.run(train_on, fixed, "--steps", "3", "--batch-size", str(event["batch_size"]), "--grad-accum", "2")
     # Searching leaves no trace in what is learnt.
     assert [line["loss"] for line in step_lines(fixed)] == [line["loss"] for line in step_lines(tmp_path)]

@@ -24,8 +24,8 @@ def section(title: str) -> str:
 
 def rows(title: str) -> dict[str, str]:
     """The table of a section: what is in backticks in the first cell, and the rest of the row."""
-    found = re.findall(r"^(.*?) \| (.*)$", section(title), re.MULTILINE)
-    return {name: rest for first, rest in found for name in re.findall(r"`([^`]+)`", first)}
+    rows = re.findall(r"^(.*?) \| (.*)$", section(title), re.MULTILINE)
+    return {name: rest for first, rest in rows for name in re.findall(r"`([^`]+)`", first)}
 
 
 def test_every_command_is_understood(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -33,22 +33,22 @@ def test_every_command_is_understood(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (settings_file,) = [text for language, text in BLOCKS if language == "yaml"]
     (tmp_path / "run.yaml").write_text(settings_file)
     assert len(config.unfold(config.from_arguments(["--config", "run.yaml"], {})[0])) == 2
-    shown = "".join(text for language, text in BLOCKS if language == "sh").replace("\\\n", " ").splitlines()
-    assert len(shown) > 10
-    for line in shown:
-        one = shlex.split(line.partition("trainer ")[2], comments=True)
-        if one and one[0] in commands.NAMES:
-            commands.parser_of(one[0]).parse_args(one[1:])
+    lines = "".join(text for language, text in BLOCKS if language == "sh").replace("\\\n", " ").splitlines()
+    assert len(lines) > 10
+    for line in lines:
+        arguments = shlex.split(line.partition("trainer ")[2], comments=True)
+        if arguments and arguments[0] in commands.NAMES:
+            commands.parser_of(arguments[0]).parse_args(arguments[1:])
         else:
-            config.from_arguments(one, {})
+            config.from_arguments(arguments, {})
 
 
 def test_every_flag_that_is_named_is_there() -> None:
-    named = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9_-]+", re.sub(r"<!--.*?-->", "", PAGE)))
+    flags = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9_-]+", re.sub(r"<!--.*?-->", "", PAGE)))
     others = {"--flag", "--set", "--standalone", "--nproc_per_node", "--config", "--print-config", "--json-schema"}
     others |= {flag for name in commands.NAMES for flag in commands.parser_of(name)._option_string_actions}
     settings = {config.flag(name) for name in Settings.model_fields} - {"--phase"}
-    assert len(named) > 20 and named <= settings | others
+    assert len(flags) > 20 and flags <= settings | others
 
 
 def test_tasks_models_data_and_ways_of_spreading_are_all_there() -> None:
@@ -70,9 +70,9 @@ def test_every_fault_is_described() -> None:
 
 def test_every_event_in_the_code_is_in_the_table_and_no_other() -> None:
     code = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "trainer").rglob("*.py"))
-    named = set(re.findall(r"\.event\(\s*[\w.]+,\s*\"(\w+)\"", code))
-    named |= set(re.findall(r"event=\"(\w+)\"", code))
+    events = set(re.findall(r"\.event\(\s*[\w.]+,\s*\"(\w+)\"", code))
+    events |= set(re.findall(r"event=\"(\w+)\"", code))
     (outcomes,) = re.findall(r"event: Literal\[(.*?)\]", code)
-    named |= set(re.findall(r"\"(\w+)\"", outcomes)) | {"start", "phase"}
+    events |= set(re.findall(r"\"(\w+)\"", outcomes)) | {"start", "phase"}
     described = re.findall(r"^`(\w+)` \| [^|]* \| .*$", section("Metrics"), re.MULTILINE)
-    assert set(described) == named
+    assert set(described) == events

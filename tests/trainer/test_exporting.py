@@ -25,10 +25,10 @@ from trainer.models import build_model
 
 
 def flags(tokens: Path, **changes: Any) -> list[str]:
-    given = {"task": "lm", "data": "tokens", "data_dir": tokens, "context": CONTEXT, "device": "cpu", "steps": 4}
-    given |= {"model": "smollm-135m", "model_options": json.dumps(LLAMA | {"num_key_value_heads": 1})}
-    given |= {"validate_samples": 4, "validate_every": 2, "checkpoint_every": 2, "lr": 0.01} | changes
-    return [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
+    options = {"task": "lm", "data": "tokens", "data_dir": tokens, "context": CONTEXT, "device": "cpu", "steps": 4}
+    options |= {"model": "smollm-135m", "model_options": json.dumps(LLAMA | {"num_key_value_heads": 1})}
+    options |= {"validate_samples": 4, "validate_every": 2, "checkpoint_every": 2, "lr": 0.01} | changes
+    return [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +115,8 @@ def test_an_export_is_replaced_and_nothing_else_is(
     finished: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     command = ["export", str(finished), "--to", "hf", "--out"]
-    out, mine = tmp_path / "hf", tmp_path / "mine" / "thesis.txt"
+    out = tmp_path / "hf"
+    mine = tmp_path / "mine" / "thesis.txt"
     assert main([*command, str(out)]) == 0
     first = (out / "model.safetensors").read_bytes()
     (out / "left over").touch()

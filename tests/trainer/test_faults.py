@@ -51,9 +51,9 @@ def test_what_faults_do_at_a_step(tmp_path: Path) -> None:
     injector.before_step(4, 16)
     with pytest.raises(RuntimeError, match="injected crash at step 1 on rank 0"):
         injector.before_step(1, 16)
-    with pytest.raises(SystemExit) as left:
+    with pytest.raises(SystemExit) as exit_info:
         injector.before_step(2, 16)
-    assert left.value.code == 3
+    assert exit_info.value.code == 3
     assert [injector.before_step(step, 16) for step in (3, 4)] == [True, False]
     began = time.monotonic()
     assert injector.before_step(5, 16) is False and time.monotonic() - began >= 0.1

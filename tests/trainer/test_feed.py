@@ -39,9 +39,9 @@ def reader(split: Split, max_broken: int = 16, *, replaces: bool = True) -> Read
 def numbers(fetched: Fetched) -> list[int]:
     if not fetched.fields:
         return []
-    found: list[int] = fetched.fields["number"].tolist()
-    assert fetched.fields["row"].tolist() == [[number] * 3 for number in found]
-    return found
+    rows: list[int] = fetched.fields["number"].tolist()
+    assert fetched.fields["row"].tolist() == [[number] * 3 for number in rows]
+    return rows
 
 
 def test_an_error_of_the_disk_that_passes_costs_no_sample() -> None:
@@ -52,21 +52,21 @@ def test_an_error_of_the_disk_that_passes_costs_no_sample() -> None:
 
 def test_a_broken_sample_is_replaced_by_the_next_readable_one_and_tried_once() -> None:
     split = Rows(20, broken=(7, 8, 19))
-    one = reader(split, 3)
-    taken = one.read(Request(6, 4))
-    assert numbers(taken) == [6, 9, 9, 9] and taken.fields["position"].tolist() == [6, 7, 8, 9]
-    assert sorted(taken.broken) == [7, 8] and "row 8" in taken.broken[8] and "it is torn" in taken.broken[8]
+    rows_reader = reader(split, 3)
+    batch = rows_reader.read(Request(6, 4))
+    assert numbers(batch) == [6, 9, 9, 9] and batch.fields["position"].tolist() == [6, 7, 8, 9]
+    assert sorted(batch.broken) == [7, 8] and "row 8" in batch.broken[8] and "it is torn" in batch.broken[8]
     split.reads.clear()
-    again = one.read(Request(8, 2))
+    again = rows_reader.read(Request(8, 2))
     assert (numbers(again), sorted(again.broken), split.reads) == ([9, 9], [8], [[9, 9]])
 
 
 @table("replaces", [True, False])
 def test_more_broken_samples_than_allowed_are_an_error(replaces: bool) -> None:
-    one = reader(Rows(20, broken=(2, 5, 7)), 2, replaces=replaces)
-    one.read(Request(1, 5))
+    rows_reader = reader(Rows(20, broken=(2, 5, 7)), 2, replaces=replaces)
+    rows_reader.read(Request(1, 5))
     with pytest.raises(TrainerError, match=r"^sample 7 \(row 7\) cannot be read: .* more than 2: .*--max-broken-"):
-        one.read(Request(6, 2))
+        rows_reader.read(Request(6, 2))
     with pytest.raises(TrainerError, match="none of the 3 samples"):
         reader(Rows(3, broken=(0, 1, 2))).read(Request(0, 1))
 
@@ -79,7 +79,7 @@ def test_more_broken_samples_than_allowed_are_an_error(replaces: bool) -> None:
 def test_what_is_read_depends_on_nothing_but_the_data(
     broken: set[int], batches: list[tuple[int, int]], replaces: bool
 ) -> None:
-    one = reader(Rows(16, tuple(broken)), replaces=replaces)
+    rows_reader = reader(Rows(16, tuple(broken)), replaces=replaces)
 
     def stand_in(index: int) -> int:
         while index in broken:
@@ -87,9 +87,9 @@ def test_what_is_read_depends_on_nothing_but_the_data(
         return index
 
     for start, count in batches:
-        asked = range(start, min(16, start + count))
-        good = [index for index in asked if replaces or index not in broken]
-        assert numbers(one.read(Request(start, len(asked)))) == [stand_in(index) for index in good]
+        positions = range(start, min(16, start + count))
+        good = [index for index in positions if replaces or index not in broken]
+        assert numbers(rows_reader.read(Request(start, len(positions)))) == [stand_in(index) for index in good]
 
 
 def test_a_reader_follows_the_order_transforms_by_position_and_tells_what_comes_next() -> None:
@@ -129,30 +129,31 @@ def test_ranks_take_turns_over_epochs_from_anywhere_with_any_batch(rank: int, ra
     with feed(split, rank, ranks) as stream:
         for begin in (at, at, 2 * at):  # the second goes back
             stream.seek(begin, batch)
-            found = [stream.next()["number"].tolist() for _ in range(5)]
+            batches = [stream.next()["number"].tolist() for _ in range(5)]
             starts = [begin + (micro * ranks + rank) * batch for micro in range(5)]
-            assert found == [Order(split, 0).indices(start, batch).tolist() for start in starts]
+            assert batches == [Order(split, 0).indices(start, batch).tolist() for start in starts]
 
 
 def test_workers_give_what_this_process_would_and_stay_for_another_position() -> None:
     split = Rows(50, broken=(3, 30))
     before = torch.get_rng_state()
-    with feed(split) as here, feed(split, num_workers=2) as there:
+    with feed(split) as here, feed(split, num_workers=2) as parallel:
         here.seek(8, 4)
-        there.seek(8, 4)
-        seen: set[int] = set()
+        parallel.seek(8, 4)
+        workers: set[int] = set()
         for _ in range(23):
-            one, other = here.next(), there.next()
-            seen |= set(other.pop("pid").tolist())
-            assert all(torch.equal(one[name], values) for name, values in other.items())
-        assert len(seen) == 2 and os.getpid() not in seen
+            inline_batch = here.next()
+            batch = parallel.next()
+            workers |= set(batch.pop("pid").tolist())
+            assert all(torch.equal(inline_batch[name], values) for name, values in batch.items())
+        assert len(workers) == 2 and os.getpid() not in workers
         # Both workers came upon both broken samples, in two epochs; that is still two samples, told once.
-        assert len(there.skipped()) == 2 and there.skipped() == []
-        there.seek(4, 3)
-        again = [there.next() for _ in range(3)]
+        assert len(parallel.skipped()) == 2 and parallel.skipped() == []
+        parallel.seek(4, 3)
+        again = [parallel.next() for _ in range(3)]
         assert [fields["position"].tolist() for fields in again] == [[4, 5, 6], [7, 8, 9], [10, 11, 12]]
-        assert set().union(*map(pids, again)) == seen
-    wait_until(lambda: not any(map(psutil.pid_exists, seen)), 120)
+        assert set().union(*map(pids, again)) == workers
+    wait_until(lambda: not any(map(psutil.pid_exists, workers)), 120)
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -216,14 +217,14 @@ def test_all_ranks_together_have_every_held_out_sample_once(
     split = Rows(size, tuple(broken), blocks=(size,) if blocked else None)
     shares = [held_out(split, rank, ranks, validate_samples=expected) for rank in range(ranks)]
     batches = [[fields["number"].tolist() for fields in share.batches(batch)] for share in shares]
-    seen = [number for mine in batches for numbers in mine for number in numbers]
+    numbers_read = [number for mine in batches for numbers in mine for number in numbers]
     assert len(set(map(len, batches))) == 1  # a forward pass may be something that all ranks do together
     assert max(len(numbers) for mine in batches for numbers in mine) <= batch
-    assert seen == sorted(set(seen) - broken)
+    assert numbers_read == sorted(set(numbers_read) - broken)
     if not expected or expected >= size:
-        assert seen == sorted(set(range(size)) - broken)
+        assert numbers_read == sorted(set(range(size)) - broken)
     elif not broken:
-        assert len(seen) == expected and (not blocked or seen == list(range(expected)))
+        assert len(numbers_read) == expected and (not blocked or numbers_read == list(range(expected)))
 
 
 def test_what_is_left_out_is_reported_and_limited() -> None:

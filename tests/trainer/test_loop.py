@@ -52,14 +52,16 @@ def same(first: object, second: object) -> bool:
 
 
 def test_a_crash_and_a_resume_equal_a_straight_run_bit_for_bit(tmp_path: Path) -> None:
-    straight, broken = tmp_path / "straight", tmp_path / "broken"
+    straight = tmp_path / "straight"
+    broken = tmp_path / "broken"
     assert train(straight, *STEADY) == 0
     with pytest.raises(RuntimeError, match="injected crash at step 31"):
         train(broken, *STEADY, "--inject", "crash@step=31")
     assert train(broken, *STEADY, "--inject", "crash@step=31", "--resume", "auto") == 0
-    one, two = final_state(straight), final_state(broken)
+    first = final_state(straight)
+    second = final_state(broken)
     for part in ("model", "optimizer", "random", "samples", "step", "epoch", "metrics"):
-        assert same(one[part], two[part]), part
+        assert same(first[part], second[part]), part
     again = [line["loss"] for line in step_lines(broken)[30:]]
     assert again == [line["loss"] for line in step_lines(straight)[20:]]
 
@@ -86,7 +88,8 @@ def test_metrics_hold_every_step_once_and_the_events_around_them(tmp_path: Path)
         "checkpoint",
         "end",
     ]
-    [start], [end] = events(tmp_path, "start"), events(tmp_path, "end")
+    [start] = events(tmp_path, "start")
+    [end] = events(tmp_path, "end")
     assert {"total_steps": 12, "world_size": 1, "batch_size": 8, "grad_accum": 2}.items() <= start.items()
     last = events(tmp_path, "validation")[-1]
     assert end["test_accuracy"] == last["val/accuracy"] and last["step"] == 12
@@ -182,12 +185,12 @@ def test_a_folder_where_nothing_can_be_saved_is_refused_before_anything_is_done(
     assert step_lines(tmp_path) == []
 
 
-def send_once(number: int, due: Callable[[], bool]) -> Callable[[], None]:
+def send_once(number: int, is_due: Callable[[], bool]) -> Callable[[], None]:
     """Sends a signal to this process, the first time that it is due."""
     sent: list[int] = []
 
     def send() -> None:
-        if not sent and due():
+        if not sent and is_due():
             sent.append(number)
             os.kill(os.getpid(), number)
 
@@ -263,8 +266,8 @@ def test_usr1_saves_and_goes_on(moment: str, tmp_path: Path, monkeypatch: pytest
 
     monkeypatch.setattr(Loop, method, counted)
     assert train(tmp_path, "--steps", "30", "--checkpoint-every", "0") == 0
-    asked = 3 if method == "gradients" else 4
-    assert [event["step"] for event in events(tmp_path, "checkpoint")] == [asked, 30]
+    step = 3 if method == "gradients" else 4
+    assert [event["step"] for event in events(tmp_path, "checkpoint")] == [step, 30]
     assert len(step_lines(tmp_path)) == 30
 
 
@@ -280,8 +283,8 @@ def test_settings_that_this_machine_cannot_meet(
     flags: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert train(tmp_path, *flags) == 2
-    shown = capsys.readouterr().err
-    assert shown.startswith(f"trainer: {message}") and shown.count("\n") == 1
+    error = capsys.readouterr().err
+    assert error.startswith(f"trainer: {message}") and error.count("\n") == 1
 
 
 def test_a_small_language_model_learns(tmp_path: Path) -> None:

@@ -35,14 +35,14 @@ def test_after_an_error_a_rank_with_nccl_goes_without_waiting_for_the_others(
     def fail(*_: object) -> None:
         raise error
 
-    left: list[bool] = []
+    leaves: list[bool] = []
     monkeypatch.setattr(run, "run", fail)
-    monkeypatch.setattr(world, "leave", lambda: left.append(True))
+    monkeypatch.setattr(world, "leave", lambda: leaves.append(True))
     monkeypatch.setattr(world, "leaving_may_wait", lambda: True)
     monkeypatch.setattr("os._exit", ended)
     with pytest.raises(EndedError) as end:
         main(["--device", "cpu"])
-    assert end.value.args == (code,) and not left
+    assert end.value.args == (code,) and not leaves
     assert capsys.readouterr().err.endswith(expected)
     monkeypatch.setattr(world, "leaving_may_wait", lambda: False)
     if isinstance(error, TrainerError):
@@ -50,15 +50,15 @@ def test_after_an_error_a_rank_with_nccl_goes_without_waiting_for_the_others(
     else:
         with pytest.raises(type(error)):
             main(["--device", "cpu"])
-    assert left == [True]
+    assert leaves == [True]
 
 
 def test_lines_go_out_at_once_and_in_order(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     print("before")
     show("a line")
     show("trainer: a trouble", error=True)
-    shown = capfd.readouterr()
-    assert (shown.out, shown.err) == ("before\na line\n", "trainer: a trouble\n")
+    output = capfd.readouterr()
+    assert (output.out, output.err) == ("before\na line\n", "trainer: a trouble\n")
     monkeypatch.setattr(sys, "stdout", None)
     show("a line")
     assert capfd.readouterr().out == ""

@@ -62,7 +62,8 @@ def test_only_masked_models_look_ahead_and_know_the_mask(name: str) -> None:
     tokens = inputs(data, 1)
     changed = tokens.clone()
     changed[0, 9] = data.vocabulary if task == "mlm" else (changed[0, 9] + 1) % 64  # the mask comes after the tokens
-    before, after = model(tokens), model(changed)
+    before = model(tokens)
+    after = model(changed)
     assert torch.equal(before[0, :9], after[0, :9]) == (task == "lm")
     assert not torch.allclose(before[0, 9:], after[0, 9:])
 
@@ -86,8 +87,8 @@ def test_attention_takes_no_mask_tensor(name: str, monkeypatch: pytest.MonkeyPat
 @table("name", ["gpt2", "smollm-135m", "bert-base", "bytes"])
 def test_a_language_model_is_compiled_as_one_graph(name: str) -> None:
     data = SMALL[name][1]
-    found = torch._dynamo.explain(build_model(small_settings(name), data))(inputs(data))
-    assert found.graph_break_count == 0
+    explanation = torch._dynamo.explain(build_model(small_settings(name), data))(inputs(data))
+    assert explanation.graph_break_count == 0
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------

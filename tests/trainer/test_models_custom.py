@@ -103,7 +103,8 @@ def test_a_file_for_text(tmp_path: Path, config: Any, task: str) -> None:
     tokens = inputs(data, 1)
     changed = tokens.clone()
     changed[0, 9] = (changed[0, 9] + 1) % 64
-    before, after = model(tokens), model(changed)
+    before = model(tokens)
+    after = model(changed)
     assert before.shape == (1, 16, 90)
     assert torch.allclose(before[0, :9], after[0, :9]) == (task == "lm")
 
@@ -137,5 +138,5 @@ def test_code_that_a_file_names_is_not_run(tmp_path: Path) -> None:
     unknown = {"model_type": "unknown", "auto_map": {"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model"}}
     with pytest.raises(SettingsError, match="unknown model_type 'unknown'"):
         build_model(from_file(tmp_path, unknown, "lm"), text())
-    known = {**LLAMA, "auto_map": {"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model"}}
-    assert type(build_model(from_file(tmp_path, known, "lm"), text(64, 16)).inner).__name__ == "LlamaForCausalLM"
+    options = {**LLAMA, "auto_map": {"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model"}}
+    assert type(build_model(from_file(tmp_path, options, "lm"), text(64, 16)).inner).__name__ == "LlamaForCausalLM"

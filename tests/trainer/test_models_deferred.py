@@ -35,20 +35,20 @@ def test_first_values_are_distributed_as_those_of_an_ordinary_model(name: str) -
     torch.manual_seed(3)
     model = build(settings, data, sharded=True).model
     assert all(parameter.is_meta for parameter in model.parameters())
-    assert all(torch.equal(one, two) for one, two in zip(ordinary.buffers(), model.buffers(), strict=True))
+    assert all(torch.equal(first, second) for first, second in zip(ordinary.buffers(), model.buffers(), strict=True))
     names = {parameter: key for key, parameter in model.named_parameters()}
-    found = {names[parameter]: values for parameter, values in first_values(model)}
+    values_by_name = {names[parameter]: values for parameter, values in first_values(model)}
     torch.manual_seed(3)
     whole = dict(build(settings, data).model.named_parameters())
     expected = dict(ordinary.named_parameters())
-    assert found.keys() == expected.keys()
-    for key, values in found.items():
-        other = expected[key].detach()
-        assert values.shape == other.shape and values.dtype == other.dtype and torch.equal(values, whole[key])
-        if other.numel() >= 1000:
-            assert values.std().item() == pytest.approx(other.std().item(), rel=0.2), key
-        if other.numel() > 1 and other.std() == 0:  # such as norms and biases
-            assert torch.equal(values, other), key
+    assert values_by_name.keys() == expected.keys()
+    for key, values in values_by_name.items():
+        reference = expected[key].detach()
+        assert values.shape == reference.shape and values.dtype == reference.dtype and torch.equal(values, whole[key])
+        if reference.numel() >= 1000:
+            assert values.std().item() == pytest.approx(reference.std().item(), rel=0.2), key
+        if reference.numel() > 1 and reference.std() == 0:  # such as norms and biases
+            assert torch.equal(values, reference), key
 
 
 def test_a_parameter_that_nothing_sets_is_refused() -> None:

@@ -21,7 +21,8 @@ def test_gpt2_has_the_flops_of_palms_appendix() -> None:
 
 def test_flops_of_a_convolution_and_of_the_first_layers_missing_input_gradient() -> None:
     model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(8 * 16, 5))
-    convolution, linear = 2 * 8 * 16 * 3 * 9, 2 * 8 * 16 * 5
+    convolution = 2 * 8 * 16 * 3 * 9
+    linear = 2 * 8 * 16 * 5
     # The images need no gradient: twice for the convolution, three times for the rest.
     assert flops_per_sample(model, (3, 4, 4)) == 2 * convolution + 3 * linear
 

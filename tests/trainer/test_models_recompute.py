@@ -29,8 +29,10 @@ def backward(model: nn.Module, samples: Tensor) -> tuple[Tensor, dict[str, Tenso
     torch.manual_seed(2)
     output = model(samples)
     output.float().square().mean().backward()
-    left = {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
-    return output.detach(), {**left, **{name: buffer.clone() for name, buffer in model.named_buffers()}}
+    gradients = {
+        name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None
+    }
+    return output.detach(), {**gradients, **{name: buffer.clone() for name, buffer in model.named_buffers()}}
 
 
 @table("name", NETWORKS)
@@ -38,23 +40,23 @@ def test_gradients_statistics_and_names_stay_the_same(name: str) -> None:
     samples = inputs(SMALL[name][1])
     plain = network(name, "none")
     names = list(plain.state_dict())
-    output, left = backward(plain, samples)
+    output, gradients = backward(plain, samples)
     for mode in ("operations", "selective", "full"):
         model = network(name, mode)
         assert list(model.state_dict()) == list(copy.deepcopy(model).state_dict()) == names
         recomputed, left_too = backward(model, samples)
         assert torch.equal(recomputed, output)
-        assert left.keys() == left_too.keys()
-        assert all(torch.equal(left[key], left_too[key]) for key in left)
+        assert gradients.keys() == left_too.keys()
+        assert all(torch.equal(gradients[key], left_too[key]) for key in gradients)
 
 
 def kept(model: nn.Module, samples: Tensor) -> int:
     """Numbers that forward keeps for backward, beside the model's own."""
-    own = {tensor.data_ptr() for tensor in (*model.parameters(), *model.buffers())}
+    stored = {tensor.data_ptr() for tensor in (*model.parameters(), *model.buffers())}
     sizes: list[int] = []
 
     def pack(tensor: Tensor) -> Tensor:
-        sizes.append(0 if tensor.data_ptr() in own else tensor.numel())
+        sizes.append(0 if tensor.data_ptr() in stored else tensor.numel())
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):

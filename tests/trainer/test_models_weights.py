@@ -82,13 +82,15 @@ def test_shards_are_read_by_their_index(tmp_path: Path) -> None:
     assert all(torch.equal(loaded[name], source[name]) for name in source)
 
 
-@table(("there", "here"), [(257, 290), (320, 257)])
-def test_vocabularies_may_differ_by_their_padding(tmp_path: Path, there: int, here: int) -> None:
+@table(("size_of_source", "here"), [(257, 290), (320, 257)])
+def test_vocabularies_may_differ_by_their_padding(tmp_path: Path, size_of_source: int, here: int) -> None:
     options = SMALL["gpt2"][2]
-    source = saved(tmp_path, "gpt2", text(200, 16), model_options={**options, "vocab_size": there}).state_dict()
+    source = saved(
+        tmp_path, "gpt2", text(200, 16), model_options={**options, "vocab_size": size_of_source}
+    ).state_dict()
     built = tuned(tmp_path, "gpt2", text(200, 16), model_options={**options, "vocab_size": here})
     assert built.fresh == ()
-    rows = min(there, here)
+    rows = min(size_of_source, here)
     assert torch.equal(inner(built)["transformer.wte.weight"][:rows], source["transformer.wte.weight"][:rows])
     assert built.model.inner.lm_head.weight is built.model.inner.transformer.wte.weight
 
@@ -116,9 +118,9 @@ def test_missing_and_unexpected_tensors_are_named(tmp_path: Path, name: str, los
     tensors = saved(tmp_path, name).state_dict()
     del tensors[lost]
     extra = {lost.replace("weight", f"more{n}"): torch.zeros(1) for n in range(3)}
-    for stored, words in ((tensors, f"{lost} is missing"), (tensors | extra, "more0 is not in the model")):
+    for stored, phrase in ((tensors, f"{lost} is missing"), (tensors | extra, "more0 is not in the model")):
         save_file(stored, tmp_path / "model.safetensors", metadata={"format": "pt"})
-        with pytest.raises(TrainerError, match=f"weights: {tmp_path} does not fit the model: .*{words}") as error:
+        with pytest.raises(TrainerError, match=f"weights: {tmp_path} does not fit the model: .*{phrase}") as error:
             tuned(tmp_path, name)
     assert str(error.value).endswith(" and 1 more")
 

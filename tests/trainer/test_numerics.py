@@ -32,7 +32,9 @@ from trainer.world import World
 STEADY = ("--schedule", "constant", "--warmup-steps", "0", "--validate-every", "0", "--validate-samples", "2")
 GPT2 = json.dumps({"n_embd": 32, "n_layer": 2, "n_head": 2})
 CHATS_MODEL = json.dumps(LLAMA | {"num_key_value_heads": 2})
-ROWS, STEPS = 6, 6  # of chats, in a step of all ranks together
+# of chats, in a step of all ranks together
+ROWS = 6
+STEPS = 6
 
 
 def trained(output: Path, step: int) -> dict[str, Tensor]:
@@ -74,9 +76,9 @@ def test_gpt2_of_two_ranks_and_three_micro_batches_is_a_plain_loop_over_the_join
         loss.backward()
         update(parameters, optimizer, 0.5)
         losses.append(loss.item())
-    found = step_lines(tmp_path)
-    assert [line["loss"] for line in found[:8]] == pytest.approx(losses, rel=1e-6)
-    assert max(line["grad_norm"] for line in found) > 0.5, "nothing was clipped"
+    lines = step_lines(tmp_path)
+    assert [line["loss"] for line in lines[:8]] == pytest.approx(losses, rel=1e-6)
+    assert max(line["grad_norm"] for line in lines) > 0.5, "nothing was clipped"
     assert farthest(trained(tmp_path, 8), dict(model.state_dict())) < 5e-5
 
 
@@ -177,12 +179,13 @@ def test_compiled_blocks_that_step_down_are_the_eager_run(two_ranks: Ranks, tmp_
 def test_a_stop_during_a_write_in_the_background_leaves_the_checkpoint_of_the_stop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original, asked = Injector.before_checkpoint, list[int]()
+    original = Injector.before_checkpoint
+    steps = list[int]()
 
     def stop_once(self: Injector, step: int, *others: Any) -> Any:
-        if not asked:
+        if not steps:
             os.kill(os.getpid(), signal.SIGTERM)
-        asked.append(step)
+        steps.append(step)
         return original(self, step, *others)
 
     monkeypatch.setattr(Injector, "before_checkpoint", stop_once)
@@ -192,4 +195,4 @@ def test_a_stop_during_a_write_in_the_background_leaves_the_checkpoint_of_the_st
     choice = choose("auto", tmp_path / "checkpoints")
     assert not choice.rejected and choice.path is not None
     assert [path.name for path in (tmp_path / "checkpoints").glob("*.pt")] == [f"step_{stop['step']:08d}.pt"]
-    assert load(choice.path)["step"] == stop["step"] >= asked[0]
+    assert load(choice.path)["step"] == stop["step"] >= steps[0]

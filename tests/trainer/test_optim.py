@@ -63,12 +63,12 @@ def test_only_matrices_decay_and_all_keep_their_names() -> None:
     optimizer = optimizer_for(model, weight_decay=0.3)
     for group in optimizer.param_groups:
         assert all((parameter.dim() >= 2) == (group["weight_decay"] == 0.3) for parameter in group["params"])
-    named = {
+    parameters = {
         name: parameter
         for group in optimizer.param_groups
         for name, parameter in zip(group["param_names"], group["params"], strict=True)
     }
-    assert named == dict(model.named_parameters())
+    assert parameters == dict(model.named_parameters())
 
 
 @table(
@@ -89,7 +89,8 @@ def test_fused_where_torch_has_it(settings: dict[str, Any], fused: bool | None) 
 
 
 def test_parameters_have_their_share_of_the_rate_whatever_the_schedule() -> None:
-    model, chosen = network(), Settings(lr=0.5, warmup_steps=4, lr_shares={"0.weight": 0.1, "bias": 2.0})
+    model = network()
+    chosen = Settings(lr=0.5, warmup_steps=4, lr_shares={"0.weight": 0.1, "bias": 2.0})
     optimizer = build_optimizer(model.named_parameters(), chosen)
     for step in (1, 7):
         rate = set_learning_rate(optimizer, step, chosen)
@@ -128,14 +129,15 @@ class Stack(nn.Module):
 
 
 def test_muon_steps_as_torchs_muon_and_its_other_parameters_as_adamw() -> None:
-    ours, theirs = Stack(), Stack()
+    ours = Stack()
+    theirs = Stack()
     names = matrices_of_blocks(ours)
     assert names == {"blocks.0.0.weight", "blocks.1.0.weight"}
     chosen = Settings(optimizer="muon", lr=0.02, weight_decay=0.1, momentum=0.95)
     optimizer = build_optimizer(ours.named_parameters(), chosen, names)
     assert isinstance(optimizer, Muon)
-    matrices = [one for name, one in theirs.named_parameters() if name in names]
-    others = [one for name, one in theirs.named_parameters() if name not in names]
+    matrices = [matrix for name, matrix in theirs.named_parameters() if name in names]
+    others = [matrix for name, matrix in theirs.named_parameters() if name not in names]
     options = {"lr": 0.02, "weight_decay": 0.1}
     expected = [
         torch.optim.Muon(matrices, momentum=0.95, adjust_lr_fn="match_rms_adamw", **options),
@@ -152,7 +154,8 @@ def test_muon_steps_as_torchs_muon_and_its_other_parameters_as_adamw() -> None:
                 stepper.step()
         # The products are in bf16: a last bit of a gradient may be several of an update.
         for name, stepper in ours.named_parameters():
-            apart, way = stepper - theirs.get_parameter(name), stepper - Stack().get_parameter(name)
+            apart = stepper - theirs.get_parameter(name)
+            way = stepper - Stack().get_parameter(name)
             assert apart.norm() <= (0.02 if step else 1e-4) * way.norm(), (step, name)
 
 
@@ -162,8 +165,9 @@ def test_muon_goes_on_bit_for_bit(tmp_path: Path) -> None:
         for steps in stops:
             more = ("--steps", steps, "--schedule", "constant", "--resume", "auto", "--validate-every", "0")
             assert train(tmp_path / output, *flags, *more) == 0
-    one, two = final_state(tmp_path / "one"), final_state(tmp_path / "two")
-    assert same(one["model"], two["model"]) and same(one["optimizer"], two["optimizer"])
+    first = final_state(tmp_path / "one")
+    two = final_state(tmp_path / "two")
+    assert same(first["model"], two["model"]) and same(first["optimizer"], two["optimizer"])
 
 
 @table(
@@ -186,7 +190,8 @@ def test_what_is_refused(settings: dict[str, Any], phrase: str) -> None:
 @given(st.floats(0, 0.999), st.lists(st.floats(-10, 10, width=32), min_size=1, max_size=8))
 def test_the_average_follows_its_formula(decay: float, values: list[float]) -> None:
     parameter = torch.zeros(3)
-    ema, expected = Ema({"w": parameter}, decay), 0.0
+    ema = Ema({"w": parameter}, decay)
+    expected = 0.0
     for step, value in enumerate(values, 1):
         parameter.fill_(value)
         ema.update(step)
@@ -203,12 +208,13 @@ def test_swapped_in_to_validate_and_out_again() -> None:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(1)
-    own, inputs = copy.deepcopy(model), torch.ones(1, 3)
+    copied = copy.deepcopy(model)
+    inputs = torch.ones(1, 3)
     pointers = [parameter.data_ptr() for parameter in model.parameters()]
     with pytest.raises(ZeroDivisionError), ema.swapped():
         assert torch.equal(model(inputs), averaged(inputs))
         raise ZeroDivisionError
-    assert torch.equal(model(inputs), own(inputs))
+    assert torch.equal(model(inputs), copied(inputs))
     assert torch.equal(ema.state()["weight"], averaged.weight)
     assert [parameter.data_ptr() for parameter in model.parameters()] == pointers
     assert all(not average.requires_grad for average in ema.state().values())
@@ -227,6 +233,7 @@ def test_averages_of_half_precision_move_and_are_not_rounded() -> None:
 
 
 def test_its_state_goes_on_elsewhere() -> None:
-    first, second = Ema({"w": torch.ones(2)}, 0.5), Ema({"w": torch.zeros(2), "later": torch.full((2,), 9.0)}, 0.5)
+    first = Ema({"w": torch.ones(2)}, 0.5)
+    second = Ema({"w": torch.zeros(2), "later": torch.full((2,), 9.0)}, 0.5)
     second.load(first.state())
     assert {name: average.tolist() for name, average in second.state().items()} == {"w": [1, 1], "later": [9, 9]}

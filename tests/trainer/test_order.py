@@ -46,8 +46,8 @@ def test_samples_depend_on_their_position_alone(
 @given(blocks=lengths, seed=seeds, epoch=st.integers(0, 50))
 def test_a_block_is_finished_before_the_next_one_begins(blocks: list[int], seed: int, epoch: int) -> None:
     order = in_blocks(blocks, seed)
-    taken = np.repeat(np.arange(len(blocks)), blocks)[order.indices(epoch * order.size, order.size)]
-    visits = taken[np.flatnonzero(np.diff(taken, prepend=-1))].tolist()
+    parts = np.repeat(np.arange(len(blocks)), blocks)[order.indices(epoch * order.size, order.size)]
+    visits = parts[np.flatnonzero(np.diff(parts, prepend=-1))].tolist()
     assert sorted(visits) == [number for number, length in enumerate(blocks) if length]
 
 
@@ -60,21 +60,21 @@ def test_each_epoch_holds_every_sample_once_however_readers_and_batches_change(
 ) -> None:
     order = in_blocks(blocks, seed)
     deals: tuple[Deal, ...] = ()
-    seen: list[int] = []
+    indices: list[int] = []
     position = 0
     for lanes, turn, turns in dealt:
         deals = redealt(deals, order.size, position, lanes, turn)
-        seen += order.indices(position, turns * turn, deals).tolist()
+        indices += order.indices(position, turns * turn, deals).tolist()
         position += turns * turn
     end = -position % order.size
-    seen += order.indices(position, end, deals).tolist()
-    for epoch in range(len(seen) // order.size):
-        assert sorted(seen[epoch * order.size : (epoch + 1) * order.size]) == list(range(order.size))
+    indices += order.indices(position, end, deals).tolist()
+    for epoch in range(len(indices) // order.size):
+        assert sorted(indices[epoch * order.size : (epoch + 1) * order.size]) == list(range(order.size))
     # A resumed run knows the last deals alone; and whoever reads a part of it reads the same.
     assert redealt(deals, order.size, position, *dealt[-1][:2])[-1] == deals[-1]
     for at in range(position, position + end, max(1, end // 20)):
         resumed = redealt(deals, order.size, position, *dealt[-1][:2])
-        assert order.indices(at, 3, resumed).tolist()[: position + end - at] == seen[at : at + 3]
+        assert order.indices(at, 3, resumed).tolist()[: position + end - at] == indices[at : at + 3]
 
 
 def test_each_reader_of_a_deal_has_blocks_of_its_own() -> None:
@@ -83,8 +83,8 @@ def test_each_reader_of_a_deal_has_blocks_of_its_own() -> None:
     for epoch in range(2):
         for lane in range(4):
             turns = range(lane, 100, 4)
-            taken = np.concatenate([order.indices(epoch * order.size + turn * 8, 8, deals) for turn in turns])
-            assert len(set((taken // 100).tolist())) == 2
+            indices = np.concatenate([order.indices(epoch * order.size + turn * 8, 8, deals) for turn in turns])
+            assert len(set((indices // 100).tolist())) == 2
 
 
 def test_an_epoch_begins_with_the_last_deal_and_forgets_those_before() -> None:

@@ -54,7 +54,8 @@ def cases() -> list[Case]:
     drawn = [{name: draw.choice(values) for name, values in FACTORS.items()} for _ in range(1500)]
     drawn = [case for case in drawn if allowed(case)]
     pairs = [pairs_of(case) for case in drawn]
-    missing, chosen = set().union(*pairs), []
+    missing = set().union(*pairs)
+    chosen = []
     while missing:
         best = max(range(len(drawn)), key=lambda number: len(pairs[number] & missing))
         missing -= pairs[best]

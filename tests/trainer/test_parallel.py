@@ -59,18 +59,18 @@ def assert_gradients(ranks: Ranks, accumulate: int) -> None:
     expected = checks.gradients(ALONE)[1]
     wrong = {}
     for way, settings in EXACT.items():
-        found = [gradients for _, gradients in ranks.run(checks.gradients, accumulate, **settings)]
-        is_same = all(same(gradients, found[0]) for gradients in found)
-        wrong[way] = (is_same, difference(found[0], expected))
-    assert {way: found for way, found in wrong.items() if not found[0] or found[1] >= 1e-7} == {}
+        results = [gradients for _, gradients in ranks.run(checks.gradients, accumulate, **settings)]
+        is_same = all(same(gradients, results[0]) for gradients in results)
+        wrong[way] = (is_same, difference(results[0], expected))
+    assert {way: outcome for way, outcome in wrong.items() if not outcome[0] or outcome[1] >= 1e-7} == {}
 
 
 def test_gradients_are_those_of_one_process_on_the_joined_batch(two_ranks: Ranks) -> None:
     assert_gradients(two_ranks, accumulate=2)
     for way, (settings, tolerance) in ROUNDED.items():
-        found = [gradients for _, gradients in two_ranks.run(checks.gradients, 2, **settings)]
-        assert all(same(gradients, found[0]) for gradients in found), way
-        assert 0 < difference(found[0], checks.gradients(ALONE)[1]) < tolerance, way
+        results = [gradients for _, gradients in two_ranks.run(checks.gradients, 2, **settings)]
+        assert all(same(gradients, results[0]) for gradients in results), way
+        assert 0 < difference(results[0], checks.gradients(ALONE)[1]) < tolerance, way
 
 
 @pytest.mark.long
@@ -91,8 +91,8 @@ def test_all_ways_reach_the_same_loss(two_ranks: Ranks) -> None:
     losses, model, optimizer, _ = checks.train_some(ALONE, range(10))
     assert losses[-1] < 0.9 * losses[0]
     for way, settings in EXACT.items():
-        found, found_model, found_optimizer, _ = two_ranks.run(checks.train_some, range(10), 2, **settings)[0]
-        assert found == pytest.approx(losses, abs=TOLERANCE), way
+        losses_of_group, found_model, found_optimizer, _ = two_ranks.run(checks.train_some, range(10), 2, **settings)[0]
+        assert losses_of_group == pytest.approx(losses, abs=TOLERANCE), way
         assert difference(found_model, model) < TOLERANCE, way
         assert found_optimizer.keys() == optimizer.keys(), way
         for name, state in optimizer.items():
@@ -101,11 +101,11 @@ def test_all_ways_reach_the_same_loss(two_ranks: Ranks) -> None:
 
 def test_optimizer_state_is_shared_out(four_ranks: Ranks) -> None:
     for way in ("zero1", "fsdp", "hsdp"):
-        held = [elements for elements, _ in four_ranks.run(checks.optimizer_share, **EXACT[way])]
+        shares = [elements for elements, _ in four_ranks.run(checks.optimizer_share, **EXACT[way])]
         parameters = four_ranks.run(checks.optimizer_share, **EXACT[way])[0][1]
         copies = 2 if way == "hsdp" else 1
-        assert sum(held) == copies * parameters and max(held) < 0.55 * copies * parameters, way
-        assert held[:2] == held[2:] or way != "hsdp", "each copy is shared out in the same way"
+        assert sum(shares) == copies * parameters and max(shares) < 0.55 * copies * parameters, way
+        assert shares[:2] == shares[2:] or way != "hsdp", "each copy is shared out in the same way"
 
 
 # --- state ------------------------------------------------------------------------------------------------------------
@@ -122,12 +122,15 @@ def test_state_goes_on_with_any_other_way_and_number_of_ranks(source: str, two_r
         trained = checks.train_some(ALONE, range(4))
     else:
         trained = four_ranks.run(checks.train_some, range(4), **settings)[0]
-    state, more = trained[1:3], range(4, 8)
+    state = trained[1:3]
+    more = range(4, 8)
     losses, expected, *_ = checks.train_some(ALONE, more, state=state, **kind)
     for target in ("ddp", "zero1", "fsdp"):
         for group in (two_ranks, four_ranks):
-            found, result, *_ = group.run(checks.train_some, more, state=state, **{**STATEFUL[target], **kind})[0]
-            assert found == pytest.approx(losses, abs=TOLERANCE), target
+            losses_of_group, result, *_ = group.run(
+                checks.train_some, more, state=state, **{**STATEFUL[target], **kind}
+            )[0]
+            assert losses_of_group == pytest.approx(losses, abs=TOLERANCE), target
             assert difference(result, expected) < TOLERANCE, target
 
 
@@ -154,9 +157,9 @@ def test_state_that_does_not_fit_is_refused(two_ranks: Ranks) -> None:
 def test_averages_are_those_of_one_process_and_can_be_taken_over(two_ranks: Ranks) -> None:
     expected, _ = checks.averages(ALONE)
     for way in ("ddp", "fsdp"):
-        (found, again), *_ = two_ranks.run(checks.averages, **STATEFUL[way])
-        assert difference(found, expected) < TOLERANCE, way
-        assert same(again, found), way
+        (average, again), *_ = two_ranks.run(checks.averages, **STATEFUL[way])
+        assert difference(average, expected) < TOLERANCE, way
+        assert same(again, average), way
 
 
 # --- the exchange -----------------------------------------------------------------------------------------------------
@@ -175,20 +178,20 @@ def test_data_parallel_computes_in_the_chosen_type_on_all_gpus(monkeypatch: pyte
     """Threads of their own do not know which type autocast was given."""
     strategy = checks.build(ALONE, parallel="data_parallel")
     part = strategy._wrapped.module
-    seen: list[torch.dtype] = []
-    strategy.objective.model.register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
+    dtypes: list[torch.dtype] = []
+    strategy.objective.model.register_forward_hook(lambda module, inputs, output: dtypes.append(output.dtype))
 
     def in_a_thread(*inputs: Any) -> Tensor:
         with ThreadPoolExecutor(1) as threads:
-            found: Tensor = threads.submit(part, *inputs).result()
-        return found
+            output: Tensor = threads.submit(part, *inputs).result()
+        return output
 
     monkeypatch.setattr(strategy, "_wrapped", in_a_thread)
     for half in (torch.float16, torch.bfloat16):
         with torch.autocast("cpu", dtype=half):
             strategy.loss(checks.micro_batches(strategy, 0)[0])
     strategy.loss(checks.micro_batches(strategy, 0)[0])
-    assert seen == [torch.float16, torch.bfloat16, torch.float32]
+    assert dtypes == [torch.float16, torch.bfloat16, torch.float32]
 
 
 def test_for_cuda_graphs_gradients_lie_in_memory_of_their_own() -> None:
@@ -203,7 +206,7 @@ def test_for_cuda_graphs_gradients_lie_in_memory_of_their_own() -> None:
         strategy.clear_gradients()
         assert all(not gradient.any() for gradient in strategy.local_gradients().values())
     assert set(addresses[0]) == set(strategy.names.values())
-    assert all(found == addresses[0] for found in addresses)
+    assert all(address == addresses[0] for address in addresses)
 
 
 def test_what_is_measured_is_one_model_with_the_statistics_of_rank_0(two_ranks: Ranks) -> None:
@@ -213,8 +216,8 @@ def test_what_is_measured_is_one_model_with_the_statistics_of_rank_0(two_ranks: 
         {"parallel": "fsdp"},
         {"parallel": "fsdp", "cpu_offload": True},
     ):
-        (main, measured), (other, also) = two_ranks.run(checks.statistics, **settings)
-        assert difference(main, other) > 1e-4, settings
+        (main, measured), (second, also) = two_ranks.run(checks.statistics, **settings)
+        assert difference(main, second) > 1e-4, settings
         assert difference(measured, main) == 0, settings
         assert difference(also, main) == 0, settings
 
@@ -234,11 +237,11 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-def assert_survived(found: list[dict[str, Any]], undisturbed: list[dict[str, Any]], case: object) -> None:
-    for rank, (one, other) in enumerate(zip(found, undisturbed, strict=True)):
-        assert one["losses"] == other["losses"], (rank, case)
+def assert_survived(survivors: list[dict[str, Any]], undisturbed: list[dict[str, Any]], case: object) -> None:
+    for rank, (survivor, reference) in enumerate(zip(survivors, undisturbed, strict=True)):
+        assert survivor["losses"] == reference["losses"], (rank, case)
         if rank == 0:
-            assert difference(one["model"], other["model"]) == 0, case
+            assert difference(survivor["model"], reference["model"]) == 0, case
 
 
 def test_the_run_goes_on_as_if_nothing_had_happened(two_ranks: Ranks) -> None:
@@ -255,8 +258,8 @@ def test_the_run_goes_on_as_if_nothing_had_happened(two_ranks: Ranks) -> None:
         settings = {**BUCKETS, **WAYS[way], "accumulate": 3}
         undisturbed = two_ranks.run(checks.survive, "", (), 0, **settings)
         for step, micro in ((0, 0), (1, 1), (1, 2)):
-            found = two_ranks.run(checks.survive, "backward", (1,), step, micro, **settings)
-            assert_survived(found, undisturbed, (way, step, micro))
+            survivors = two_ranks.run(checks.survive, "backward", (1,), step, micro, **settings)
+            assert_survived(survivors, undisturbed, (way, step, micro))
 
 
 @pytest.mark.long

@@ -29,8 +29,8 @@ def test_two_ranks_get_what_was_asked_for_with_the_weights_of_rank_0(two_ranks: 
     for parallel, name in (("ddp", "Ddp"), ("zero1", "Zero1"), ("fsdp", "Fsdp")):
         assert two_ranks.run(checks.kind_and_place, parallel=parallel) == [(name, 0, 2), (name, 1, 2)]
         first = checks.build(ALONE, seed=10).model_state()
-        for found in two_ranks.run(checks.first_weights, 10, parallel=parallel):
-            assert all(torch.equal(found[name], first[name]) for name in found), parallel
+        for weights in two_ranks.run(checks.first_weights, 10, parallel=parallel):
+            assert all(torch.equal(weights[name], first[name]) for name in weights), parallel
 
 
 CPUS = World(rank=0, size=2, device=torch.device("cpu"), backend="gloo")
@@ -67,11 +67,11 @@ def test_what_does_not_work_is_refused_in_one_line() -> None:
         ),
     ]
     for flag in ("cpu_offload", "sharded_checkpoints"):
-        words = f"--{flag.replace('_', '-')} needs a process group: start with torchrun --nproc-per-node 1"
-        rows.append((ALONE, {"parallel": "fsdp", flag: True}, words))
+        message = f"--{flag.replace('_', '-')} needs a process group: start with torchrun --nproc-per-node 1"
+        rows.append((ALONE, {"parallel": "fsdp", flag: True}, message))
     said = {}
-    for world, settings, words in rows:
+    for world, settings, message in rows:
         with pytest.raises(SettingsError) as raised:
             check(tiny_settings(**settings), world)
-        said[words] = str(raised.value)
-    assert said == {words: words for words in said}
+        said[message] = str(raised.value)
+    assert said == {message: message for message in said}

@@ -17,7 +17,8 @@ from trainer.errors import SettingsError
 from trainer.parallel.tensor import check_shareable
 
 # AdamW makes more of the last bits of gradients that are nearly zero than of all others.
-LOSS_TOLERANCE, WEIGHT_TOLERANCE = 2e-6, 2e-4
+LOSS_TOLERANCE = 2e-6
+WEIGHT_TOLERANCE = 2e-4
 
 SHARED: dict[str, Any] = {"parallel": "fsdp", "tensor_parallel": 2}
 RECOMPUTE = ("full", "operations", "selective")
@@ -26,10 +27,10 @@ RECOMPUTE = ("full", "operations", "selective")
 def test_sharing_layers_changes_neither_losses_nor_weights(two_ranks: Ranks) -> None:
     for kind in ("llama", "bert"):
         expected = checks.train_some(ALONE, range(10), kind=kind)
-        main, other = two_ranks.run(checks.train_some, range(10), kind=kind, **SHARED)
+        main, second = two_ranks.run(checks.train_some, range(10), kind=kind, **SHARED)
         assert expected.losses[-1] < 0.9 * expected.losses[0], kind
         assert main.losses == pytest.approx(expected.losses, abs=LOSS_TOLERANCE), kind
-        assert main.norms == other.norms == pytest.approx(expected.norms, abs=LOSS_TOLERANCE), kind
+        assert main.norms == second.norms == pytest.approx(expected.norms, abs=LOSS_TOLERANCE), kind
         assert difference(main.model, expected.model) < WEIGHT_TOLERANCE, kind
         assert main.optimizer.keys() == expected.optimizer.keys(), kind
         for name, state in expected.optimizer.items():
@@ -43,12 +44,12 @@ def test_state_goes_on_with_and_without_shared_layers(kind: str, two_ranks: Rank
     state = checks.train_some(ALONE, range(10), kind=kind)[1:3]
     expected = checks.train_some(ALONE, more, state=state, kind=kind)
     for group in (two_ranks, four_ranks):
-        found = group.run(checks.train_some, more, state=state, kind=kind, **SHARED)[0]
-        assert found.losses == pytest.approx(expected.losses, abs=LOSS_TOLERANCE)
+        outcome = group.run(checks.train_some, more, state=state, kind=kind, **SHARED)[0]
+        assert outcome.losses == pytest.approx(expected.losses, abs=LOSS_TOLERANCE)
     shared = two_ranks.run(checks.train_some, range(10), kind=kind, **SHARED)[0]
-    found = two_ranks.run(checks.train_some, more, state=shared[1:3], kind=kind, parallel="zero1")[0]
-    assert found.losses == pytest.approx(expected.losses, abs=1e-4)
-    assert difference(found.model, expected.model) < 1e-3
+    outcome = two_ranks.run(checks.train_some, more, state=shared[1:3], kind=kind, parallel="zero1")[0]
+    assert outcome.losses == pytest.approx(expected.losses, abs=1e-4)
+    assert difference(outcome.model, expected.model) < 1e-3
 
 
 def test_every_part_of_a_sharded_checkpoint_is_written_once(four_ranks: Ranks, tmp_path: Path) -> None:

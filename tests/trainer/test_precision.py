@@ -17,18 +17,22 @@ from trainer.precision import Precision, switch_backends
 from trainer.session import PhaseSession, TrainingProgress
 from trainer.world import World
 
-CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+CPU = torch.device("cpu")
+GPU = torch.device("cuda", 0)
 ALONE = World(rank=0, size=1, device=CPU, backend="")
 
 
 @pytest.fixture(autouse=True)
 def switches() -> Iterator[None]:
     """torch's global switches come back."""
-    matmul, cudnn = torch.get_float32_matmul_precision(), torch.backends.cudnn
-    allowed, benchmark = cudnn.allow_tf32, cudnn.benchmark
+    matmul = torch.get_float32_matmul_precision()
+    cudnn = torch.backends.cudnn
+    allowed = cudnn.allow_tf32
+    benchmark = cudnn.benchmark
     yield
     torch.set_float32_matmul_precision(matmul)
-    cudnn.allow_tf32, cudnn.benchmark = allowed, benchmark
+    cudnn.allow_tf32 = allowed
+    cudnn.benchmark = benchmark
 
 
 @table(("name", "expected"), [("fp32", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16)])
@@ -106,6 +110,6 @@ def test_settings_of_the_loss_scale_win_over_those_of_the_state() -> None:
     state["scaler"] |= {"scale": 64.0, "_growth_tracker": 3}
     with PhaseSession(Settings(**{**small, **later}), ALONE, 1, TrainingProgress()) as session:
         session.load(state)
-        found = session.precision.scaler.state_dict()
+        scaler = session.precision.scaler.state_dict()
     expected = {"growth_interval": 5, "growth_factor": 4.0, "backoff_factor": 0.25}
-    assert found == {"scale": 64.0, "_growth_tracker": 3, **expected}
+    assert scaler == {"scale": 64.0, "_growth_tracker": 3, **expected}

@@ -36,7 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def rows_of(place: Path, name: str) -> list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]:
     """The documents or pieces in the rows of token files: their tokens, and which of them are learnt."""
     meta = json.loads((place / "meta.json").read_text())
-    found = []
+    pieces_to_learn = []
     for path in sorted(place.glob(f"{name}-*.bin")):
         tokens = np.fromfile(path, dtype=meta["dtype"])
         marks = np.fromfile(path.with_suffix(".marks"), dtype=np.uint8)
@@ -44,8 +44,8 @@ def rows_of(place: Path, name: str) -> list[tuple[np.ndarray[Any, Any], np.ndarr
             starts = np.flatnonzero(bits & BEGIN)
             assert starts[0] == 0
             pieces = zip(np.split(row, starts[1:]), np.split(bits & LEARN > 0, starts[1:]), strict=True)
-            found += [(piece, learn) for piece, learn in pieces if learn.any()]
-    return found
+            pieces_to_learn += [(piece, learn) for piece, learn in pieces if learn.any()]
+    return pieces_to_learn
 
 
 # --- conversations ----------------------------------------------------------------------------------------------------
@@ -72,13 +72,13 @@ def test_only_the_assistants_words_and_the_end_of_its_turn_are_learnt(tmp_path: 
 
 def test_special_tokens_in_what_a_user_writes_are_text(folder: Path) -> None:
     tokenizer = Tokenizer(folder)
-    asked = "What is <|im_end|>\n<|im_start|>assistant?"
-    messages = [{"role": "user", "content": asked}, {"role": "assistant", "content": "A token."}]
+    question = "What is <|im_end|>\n<|im_start|>assistant?"
+    messages = [{"role": "user", "content": question}, {"role": "assistant", "content": "A token."}]
     encoded = tokenizer.document(messages)
     names = [tokenizer._fast.id_to_token(token) for token in encoded.tokens]
     assert names.count("<|im_end|>") == names.count("<|im_start|>") == 2
     assert decoded(tokenizer, encoded.tokens[encoded.learn]) == "A token.<|im_end|>"
-    assert asked in decoded(tokenizer, encoded.tokens)
+    assert question in decoded(tokenizer, encoded.tokens)
 
 
 def test_answers_that_a_template_shortens_later_are_not_learnt(tmp_path: Path) -> None:
@@ -89,12 +89,12 @@ def test_answers_that_a_template_shortens_later_are_not_learnt(tmp_path: Path) -
     )
     tokenizer = Tokenizer(tmp_path)
     answers = [{"role": "assistant", "content": f"<think>hm</think>{word}"} for word in ("one", "two")]
-    asked = {"role": "user", "content": "a"}
-    encoded = tokenizer.document([asked, answers[0], asked, answers[1]])
+    question = {"role": "user", "content": "a"}
+    encoded = tokenizer.document([question, answers[0], question, answers[1]])
     assert tokenizer.text(encoded.tokens[encoded.learn].tolist()) == answers[1]["content"]
-    assert not tokenizer.document([asked, answers[0], asked]).learn.any()
+    assert not tokenizer.document([question, answers[0], question]).learn.any()
     with pytest.raises(ValueError):
-        tokenizer.document([asked, answers[0], answers[1]])
+        tokenizer.document([question, answers[0], answers[1]])
 
 
 # --- packing ----------------------------------------------------------------------------------------------------------
@@ -132,15 +132,16 @@ def test_slices_have_every_line_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
     path.write_text("\n".join(json.dumps({"text": text}) + "\n" * (len(text) % 3 == 0) for text in texts))
     parts = documents.list_slices((path,))
     assert [part.stop for part in parts[:-1]] == [part.start for part in parts[1:]]
-    found = [document for part in parts for document in documents.read_documents(part, "text")]
-    assert [content for content, _ in found] == texts
+    documents_read = [document for part in parts for document in documents.read_documents(part, "text")]
+    assert [content for content, _ in documents_read] == texts
     lines = path.read_text().splitlines()
-    numbers = [int(where().rpartition(":")[2]) for _, where in found]
+    numbers = [int(where().rpartition(":")[2]) for _, where in documents_read]
     assert [json.loads(lines[number - 1])["text"] for number in numbers] == texts
 
 
 def test_all_kinds_of_files_become_rows_with_their_masks(tmp_path: Path, folder: Path) -> None:
-    place, out = tmp_path / "in", tmp_path / "out"
+    place = tmp_path / "in"
+    out = tmp_path / "out"
     place.mkdir()
     texts = [f"Text number {number}. " + "Words upon words. " * (number % 7) for number in range(30)]
     (place / "one.md").write_text(texts[0])
@@ -154,18 +155,19 @@ def test_all_kinds_of_files_become_rows_with_their_masks(tmp_path: Path, folder:
     assert done.finished and done.documents == 70
     tokenizer = Tokenizer(folder)
     pieces = [piece for content in (*texts, *chats) for piece in split_document(tokenizer.document(content), 97)]
-    wanted = [(piece.tokens, piece.learn & (np.arange(len(piece.learn)) > 0)) for piece in pieces]
-    train, held_out = rows_of(out, "train"), rows_of(out, "val")
+    expected = [(piece.tokens, piece.learn & (np.arange(len(piece.learn)) > 0)) for piece in pieces]
+    train = rows_of(out, "train")
+    held_out = rows_of(out, "val")
 
     def count(pieces: list[tuple[Any, Any]]) -> Counter[tuple[Any, ...]]:
         return Counter((*tokens.tolist(), *learn.tolist()) for tokens, learn in pieces)
 
-    assert train and held_out and count(train + held_out) == count(wanted)
+    assert train and held_out and count(train + held_out) == count(expected)
     # The same document is never on both sides.
     assert not count(train).keys() & count(held_out).keys()
     meta = json.loads((out / "meta.json").read_text())
-    assert meta["learnt"] == sum(int(learn.sum()) for _, learn in wanted)
-    assert meta["tokens"] == sum(len(tokens) for tokens, _ in wanted) == done.tokens
+    assert meta["learnt"] == sum(int(learn.sum()) for _, learn in expected)
+    assert meta["tokens"] == sum(len(tokens) for tokens, _ in expected) == done.tokens
     assert (out / "tokenizer" / "tokenizer.json").is_file()
 
 
@@ -189,13 +191,14 @@ def files(place: Path) -> dict[str, bytes]:
 
 @pytest.mark.long
 def test_after_a_kill_it_goes_on_and_the_files_are_the_same(tmp_path: Path, folder: Path) -> None:
-    inputs, out = tmp_path / "in", tmp_path / "out"
+    inputs = tmp_path / "in"
+    out = tmp_path / "out"
     inputs.mkdir()
     for number in range(60):
         write_chats(inputs / f"{number:02d}.jsonl", 30 + number)
     plan = PreparationPlan((inputs,), folder, context=96)
-    given = f"-m trainer prepare {inputs} --tokenizer {folder} --out {out} --context 96 --processes 2"
-    process = subprocess.Popen([sys.executable, *given.split()], cwd=ROOT, start_new_session=True)
+    arguments = f"-m trainer prepare {inputs} --tokenizer {folder} --out {out} --context 96 --processes 2"
+    process = subprocess.Popen([sys.executable, *arguments.split()], cwd=ROOT, start_new_session=True)
     journal = out / "journal.jsonl"
     try:
         wait_until(lambda: journal.is_file() and journal.read_text().count("\n") > 4, PATIENCE_SECONDS)
@@ -207,8 +210,8 @@ def test_after_a_kill_it_goes_on_and_the_files_are_the_same(tmp_path: Path, fold
     listed = [json.loads(line)["slice"] for line in journal.read_text().splitlines()[1:] if line.endswith("}")]
     assert 4 <= len(listed) < 60 and not (out / "meta.json").exists()
     assert prepare(plan, out).finished
-    kept = [out / f"train-{number:05d}.bin" for number in listed]
-    assert all(path.stat().st_mtime_ns == before[path] for path in kept), "a finished slice was done again"
+    slices = [out / f"train-{number:05d}.bin" for number in listed]
+    assert all(path.stat().st_mtime_ns == before[path] for path in slices), "a finished slice was done again"
     prepare(plan, tmp_path / "straight", processes=1)
     assert files(out) == files(tmp_path / "straight")
 
@@ -246,8 +249,8 @@ def test_what_cannot_be_used_is_named_in_one_line(content: bytes, name: str, say
 
 def test_too_few_documents_are_refused(tmp_path: Path, folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "a.txt").write_text("words")
-    given = ["prepare", str(tmp_path / "a.txt"), "--tokenizer", str(folder), "--out", str(tmp_path / "out")]
-    assert main([*given, "--context", "32"]) == 1
+    arguments = ["prepare", str(tmp_path / "a.txt"), "--tokenizer", str(folder), "--out", str(tmp_path / "out")]
+    assert main([*arguments, "--context", "32"]) == 1
     (line,) = [line for line in capfd.readouterr().err.splitlines() if not line.startswith("prepare:")]
     assert line.startswith("trainer: ") and "documents are too few" in line
     assert not (tmp_path / "out" / "meta.json").exists()
@@ -256,11 +259,11 @@ def test_too_few_documents_are_refused(tmp_path: Path, folder: Path, capfd: pyte
 def test_a_folder_with_other_tokens_is_left_alone(
     tmp_path: Path, folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    given = ["prepare", str(CHATS), "--out", str(tmp_path), "--tokenizer"]
-    assert main([*given, str(folder), "--context", "64"]) == 0
+    arguments = ["prepare", str(CHATS), "--out", str(tmp_path), "--tokenizer"]
+    assert main([*arguments, str(folder), "--context", "64"]) == 0
     before = files(tmp_path)
-    assert main([*given, str(folder), "--context", "64"]) == 0
-    assert main([*given, str(folder), "--context", "65"]) == 2
+    assert main([*arguments, str(folder), "--context", "64"]) == 0
+    assert main([*arguments, str(folder), "--context", "65"]) == 2
     assert files(tmp_path) == before and "name another folder" in capfd.readouterr().err
-    assert main([*given, str(tmp_path / "in"), "--context", "64"]) == 1
+    assert main([*arguments, str(tmp_path / "in"), "--context", "64"]) == 1
     assert main(["prepare", "--contxt", "64"]) == 2

@@ -44,18 +44,18 @@ def read(name: str) -> dict[str, Any]:
 
 def params(name: str) -> dict[str, Any]:
     """The parameters with their defaults, which are written short or long."""
-    given = read(name)["params"].items()
-    return {key: value["default"] if isinstance(value, dict) else value for key, value in given}
+    parameters = read(name)["params"].items()
+    return {key: value["default"] if isinstance(value, dict) else value for key, value in parameters}
 
 
 def flags(values: dict[str, Any]) -> list[str]:
     """As a launcher hands them over: text for everything, nothing for null."""
-    words: list[str] = []
+    arguments: list[str] = []
     for key, value in values.items():
         if value is not None:
             text = json.dumps(value) if isinstance(value, bool | dict) else str(value)
-            words += [f"--{key.replace('_', '-')}", text]
-    return words
+            arguments += [f"--{key.replace('_', '-')}", text]
+    return arguments
 
 
 # --- small data of each kind ------------------------------------------------------------------------------------------
@@ -142,9 +142,9 @@ def test_every_profile_trains_on_two_ranks(name: str, two_ranks: Ranks, tmp_path
 @pytest.mark.parametrize("name", SMALL)
 def test_every_profile_trains_under_torchrun(name: str, tmp_path: Path) -> None:
     """Compiled where the profile says so, and with a process that reads ahead."""
-    words = small(name, tmp_path, num_workers=1, compile=params(name).get("compile", "off"))
-    code, shown = torchrun("-m", "trainer", "--output-dir", str(tmp_path / "out"), *words)
-    assert code == 0, shown
+    arguments = small(name, tmp_path, num_workers=1, compile=params(name).get("compile", "off"))
+    code, output = torchrun("-m", "trainer", "--output-dir", str(tmp_path / "out"), *arguments)
+    assert code == 0, output
     assert is_trained(name, tmp_path / "out")
 
 
@@ -179,8 +179,8 @@ def test_the_chat_profile_shows_answers_and_ends_in_a_model_that_answers(
     capfd.readouterr()
     prompt = answers[0]["prompt"].removeprefix("user\n").removesuffix("assistant\n").strip()
     assert main(["sample", str(tmp_path / "out"), "--prompt", prompt, "--tokens", "5"]) == 0
-    own = capfd.readouterr().out
-    assert answer_of(Path(exported["path"]), prompt) + "\n" == own
+    answer = capfd.readouterr().out
+    assert answer_of(Path(exported["path"]), prompt) + "\n" == answer
 
 
 def answer_of(folder: Path, prompt: str) -> str:
@@ -190,8 +190,10 @@ def answer_of(folder: Path, prompt: str) -> str:
     model: Any = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
     tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     messages = [{"role": "user", "content": prompt}]
-    asked = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt")["input_ids"]
-    tokens = model.generate(asked, max_new_tokens=5, do_sample=False)[0, asked.shape[1] :]
+    prompt_tokens = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt")[
+        "input_ids"
+    ]
+    tokens = model.generate(prompt_tokens, max_new_tokens=5, do_sample=False)[0, prompt_tokens.shape[1] :]
     assert len(tokens)
     answer: str = tokenizer.decode(tokens, skip_special_tokens=True)
     return answer
@@ -200,15 +202,16 @@ def answer_of(folder: Path, prompt: str) -> str:
 @pytest.mark.long
 def test_the_chat_profile_killed_in_preparing_and_in_training_ends_in_the_same_model(tmp_path: Path) -> None:
     # Written in the foreground, so that a checkpoint is there at the second kill, however slow the disk is.
-    words = small("smollm-chat", tmp_path, steps=9, validate_every=3, resume="auto", async_checkpoints=False)
+    arguments = small("smollm-chat", tmp_path, steps=9, validate_every=3, resume="auto", async_checkpoints=False)
     for number in range(40):  # so many slices that the kill leaves some of them
         write_chats(tmp_path / "data" / f"{number:02d}.jsonl", 30 + number)
 
     def start(output: Path, inject: str) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "trainer", "--output-dir", str(output), *words, "--inject", inject]
+        command = [sys.executable, "-m", "trainer", "--output-dir", str(output), *arguments, "--inject", inject]
         return subprocess.Popen(command, cwd=ROOT, start_new_session=True)
 
-    killed, undisturbed = tmp_path / "killed", tmp_path / "undisturbed"
+    killed = tmp_path / "killed"
+    undisturbed = tmp_path / "undisturbed"
     journal = killed / "tokens" / "journal.jsonl"
     process = start(killed, "kill@step=6")
     try:
@@ -224,21 +227,21 @@ def test_the_chat_profile_killed_in_preparing_and_in_training_ends_in_the_same_m
 
     assert [event["step"] for event in events(killed, "resume")] == [4] and not events(undisturbed, "resume")
     for part, least in (("tokens", 40), ("hf", 4)):
-        one, other = (
+        first, second = (
             {path.name: path.read_bytes() for path in (run / part).iterdir() if path.suffix not in ("", ".jsonl")}
             for run in (killed, undisturbed)  # a journal has its lines in the order in which slices were finished
         )
-        assert one == other and len(one) > least
+        assert first == second and len(first) > least
     assert answer_of(killed / "hf", "Count from 2.") == answer_of(undisturbed / "hf", "Count from 2.")
 
 
 def test_fine_tuning_begins_with_the_weights_in_the_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = small("vit-finetune", tmp_path)
-    settings, _ = from_arguments(words, {})
+    arguments = small("vit-finetune", tmp_path)
+    settings, _ = from_arguments(arguments, {})
     before: Any = build(settings.model_copy(update={"seed": 1}), load_data(settings)).model
     before.inner.save_pretrained(tmp_path / "weights")
     slow = ("--lr", "1e-9", "--weight-decay", "0", "--ema", "0", "--weights", str(tmp_path / "weights"))
-    assert main(["--output-dir", str(tmp_path / "out"), *words, *slow]) == 0
+    assert main(["--output-dir", str(tmp_path / "out"), *arguments, *slow]) == 0
     after = load(tmp_path / "out" / "checkpoints" / "step_00000003.pt")["model"]
     stored = before.state_dict()
     assert set(after) == set(stored)

@@ -43,7 +43,7 @@ def train_and_crash(world: World, output: Path, step: int, *flags: str) -> None:
         train_on(world, output, *flags, "--inject", fault)
 
 
-def train_until(world: World, output: Path, step: int, *flags: str, asked: tuple[int, ...] = (0, 1)) -> None:
+def train_until(world: World, output: Path, step: int, *flags: str, signalled: tuple[int, ...] = (0, 1)) -> None:
     """Trains; these ranks ask themselves to stop when that step has been written."""
     metrics = output / "metrics.jsonl"
 
@@ -52,10 +52,10 @@ def train_until(world: World, output: Path, step: int, *flags: str, asked: tuple
         os.kill(os.getpid(), signal.SIGTERM)
 
     thread = threading.Thread(target=ask)
-    if world.rank in asked:
+    if world.rank in signalled:
         thread.start()
     train_on(world, output, *flags)
-    if world.rank in asked:
+    if world.rank in signalled:
         thread.join()
 
 
@@ -95,9 +95,9 @@ def test_a_run_that_crashed_in_a_phase_goes_on_as_if_it_had_not(two_ranks: Ranks
     two_ranks.run(train_and_crash, tmp_path, 8, *PHASED)
     assert checkpoints(tmp_path)[-1] == "step_00000005.pt"
     two_ranks.run(train_on, tmp_path, *PHASED, "--resume", "auto")
-    one, two = (load(output / "checkpoints" / "step_00000016.pt") for output in (phased, tmp_path))
+    first, second = (load(output / "checkpoints" / "step_00000016.pt") for output in (phased, tmp_path))
     for part in ("model", "optimizer", "random", "samples", "metrics"):
-        assert same(one[part], two[part]), part
+        assert same(first[part], second[part]), part
 
 
 @pytest.mark.long
@@ -131,9 +131,9 @@ def test_a_checkpoint_of_any_kind_goes_on_in_one_process_without_a_jump(
     assert train(tmp_path, *COMMON, *whole) == 0
     [resume] = events(tmp_path, "resume")
     assert resume["step"] == saved
-    for one, other in zip(step_lines(tmp_path)[-6:], step_lines(plain)[-6:], strict=True):
-        assert one["step"] == other["step"] and one["samples"] == other["samples"]
-        assert one["loss"] == pytest.approx(other["loss"], rel=1e-3)
+    for line, reference in zip(step_lines(tmp_path)[-6:], step_lines(plain)[-6:], strict=True):
+        assert line["step"] == reference["step"] and line["samples"] == reference["samples"]
+        assert line["loss"] == pytest.approx(reference["loss"], rel=1e-3)
 
 
 def test_epochs_and_the_best_have_checkpoints_of_their_own(tmp_path: Path) -> None:
@@ -141,8 +141,8 @@ def test_epochs_and_the_best_have_checkpoints_of_their_own(tmp_path: Path) -> No
     assert train(tmp_path, *flags, "--epoch-checkpoints", "--checkpoint-every", "0") == 0
     folder = tmp_path / "checkpoints"
     epochs = [f"phase_main/epoch_{number}.pt" for number in range(4)]
-    found = sorted(str(path.relative_to(folder)) for path in folder.rglob("*.pt"))
-    assert found == ["best_model.pt", *epochs, "step_00000008.pt"]
+    files = sorted(str(path.relative_to(folder)) for path in folder.rglob("*.pt"))
+    assert files == ["best_model.pt", *epochs, "step_00000008.pt"]
     best = json.loads((folder / "best_model.json").read_text())
     measured = {event["step"]: event["val/loss"] for event in events(tmp_path, "validation")}
     assert best["value"] == min(measured.values()) == measured[best["step"]]
@@ -178,10 +178,10 @@ def test_a_checkpoint_of_another_optimizer_goes_on_only_with_a_fresh_state(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert train(tmp_path, "--steps", "2") == 0
-    other = ("--steps", "4", "--resume", "auto", "--optimizer", "sgd")
-    assert train(tmp_path, *other) == 1
+    flags = ("--steps", "4", "--resume", "auto", "--optimizer", "sgd")
+    assert train(tmp_path, *flags) == 1
     assert mentions(capsys.readouterr().err, "--optimizer adamw", "sgd")
-    assert train(tmp_path, *other, "--reset-optimizer", "--grad-accum", "3") == 0
+    assert train(tmp_path, *flags, "--reset-optimizer", "--grad-accum", "3") == 0
     said = capsys.readouterr().out
     assert "sgd instead of adamw" in said and mentions(said, "24 samples per step", "16")
     assert [line["step"] for line in step_lines(tmp_path)] == [1, 2, 3, 4]

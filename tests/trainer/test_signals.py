@@ -113,9 +113,9 @@ def ends(limit: float, *places: str) -> dict[str, tuple[int, bool]]:
         )
         for where in places
     }
-    shown = {where: process.communicate(timeout=PATIENCE_SECONDS)[1] for where, process in started.items()}
+    errors = {where: process.communicate(timeout=PATIENCE_SECONDS)[1] for where, process in started.items()}
     return {
-        where: (process.returncode, "Timeout (0:00:00" in shown[where] and "File " in shown[where])
+        where: (process.returncode, "Timeout (0:00:00" in errors[where] and "File " in errors[where])
         for where, process in started.items()
     }
 
@@ -144,12 +144,12 @@ def test_a_rank_that_waits_reports_a_stop_and_one_that_listens_hears_it() -> Non
 
 def test_the_timeout_of_a_stop_holds_in_later_phases(tmp_path: Path) -> None:
     phases = json.dumps([{"name": "a", "steps": 2}, {"name": "b", "steps": 6}])
-    words = ["-m", "trainer", "--output-dir", str(tmp_path), *SMALL, "--phases", phases, "--inject", "hang@step=4"]
+    arguments = ["-m", "trainer", "--output-dir", str(tmp_path), *SMALL, "--phases", phases, "--inject", "hang@step=4"]
     process = subprocess.Popen(
-        [sys.executable, *words, "--stop-timeout", "1"], cwd=ROOT, stderr=subprocess.PIPE, text=True
+        [sys.executable, *arguments, "--stop-timeout", "1"], cwd=ROOT, stderr=subprocess.PIPE, text=True
     )
     metrics = tmp_path / "metrics.jsonl"
     wait_until(lambda: metrics.exists() and '"step": 3' in metrics.read_text(), PATIENCE_SECONDS)
     process.send_signal(signal.SIGTERM)
-    _, shown = process.communicate(timeout=PATIENCE_SECONDS)
-    assert process.returncode == 1 and "Timeout (0:00:01" in shown
+    _, error = process.communicate(timeout=PATIENCE_SECONDS)
+    assert process.returncode == 1 and "Timeout (0:00:01" in error

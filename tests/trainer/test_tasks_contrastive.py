@@ -49,12 +49,12 @@ def batch(task: Contrastive, start: int, count: int, training: bool = True) -> F
 # --- the loss ---------------------------------------------------------------------------------------------------------
 
 
-def by_hand(own: Tensor, candidates: Tensor, first: int, temperature: float, hard: int, terms: int = 0) -> float:
+def by_hand(embeddings: Tensor, candidates: Tensor, first: int, temperature: float, hard: int, terms: int = 0) -> float:
     """The definition, term by term; or its mean over the first `terms` of `own`."""
     losses = []
     for view in (0, 1):
-        for i in range(terms or len(own)):
-            similarities = (candidates[:, 1 - view] @ own[i, view] / temperature).tolist()
+        for i in range(terms or len(embeddings)):
+            similarities = (candidates[:, 1 - view] @ embeddings[i, view] / temperature).tolist()
             partner = similarities.pop(first + i)
             others = sorted(similarities, reverse=True)[: hard or None]
             losses.append(-partner + torch.tensor([partner, *others], dtype=torch.float64).logsumexp(0).item())
@@ -72,17 +72,19 @@ def test_the_loss_is_its_definition(count: int, further: int, first: int, temper
     random = torch.Generator().manual_seed(count * 100 + further)
     candidates = functional.normalize(torch.randn(count + further, 2, 5, generator=random), dim=-1)
     first = min(first, further)
-    own = candidates[first : first + count]
-    loss = info_nce(own, candidates, first, temperature, hardest=hard)
-    assert float(loss) == pytest.approx(by_hand(own, candidates, first, temperature, hard), rel=1e-4, abs=1e-5)
+    embeddings = candidates[first : first + count]
+    loss = info_nce(embeddings, candidates, first, temperature, hardest=hard)
+    assert float(loss) == pytest.approx(by_hand(embeddings, candidates, first, temperature, hard), rel=1e-4, abs=1e-5)
 
 
 def test_an_image_is_no_negative_of_itself() -> None:
     task = objective(temperature=0.2)
     fields = {name: values[[0, 1, 2, 0, 3]] for name, values in batch(task, 0, 4).items()}
     fields["changes"] = batch(task, 10, 5)["changes"]
-    own = task._embeddings(fields).detach()
-    without = [by_hand(own[[n, *rest]], own[[n, *rest]], 0, 0.2, 0, terms=1) for n, rest in OTHERS.items()]
+    embeddings = task._embeddings(fields).detach()
+    without = [
+        by_hand(embeddings[[n, *rest]], embeddings[[n, *rest]], 0, 0.2, 0, terms=1) for n, rest in OTHERS.items()
+    ]
     assert float(task(fields).detach()) == pytest.approx(sum(without) / 5, rel=1e-4)
 
 
@@ -116,10 +118,10 @@ def test_ranks_together_are_one_process_with_the_joined_batch(
     settings = {"hard_negatives": hardest, "temperature": 0.2}
     loss, expected = two_micro_batches(ALONE, 12, settings)
     answers = several.run(two_micro_batches, 12 // several.size, settings)
-    assert len({own for own, _ in answers}) == several.size and len(expected) == 4
-    assert sum(own for own, _ in answers) / several.size == pytest.approx(loss, rel=1e-5)
-    for _, found in answers:
-        assert all(torch.allclose(*pair, rtol=1e-4, atol=1e-6) for pair in zip(found, expected, strict=True))
+    assert len({share for share, _ in answers}) == several.size and len(expected) == 4
+    assert sum(share for share, _ in answers) / several.size == pytest.approx(loss, rel=1e-5)
+    for _, gradients in answers:
+        assert all(torch.allclose(*pair, rtol=1e-4, atol=1e-6) for pair in zip(gradients, expected, strict=True))
 
 
 # --- alone ------------------------------------------------------------------------------------------------------------
@@ -129,12 +131,12 @@ def test_accuracy_is_how_often_the_partner_is_the_most_similar() -> None:
     task = objective()
     fields = batch(task, 0, 9, training=False)
     sums = {name: float(value) for name, value in task.joined(task.measure(fields)).items()}
-    own = task._embeddings(fields).detach()
-    nearest = own[:, 0] @ own[:, 1].T
+    embeddings = task._embeddings(fields).detach()
+    nearest = embeddings[:, 0] @ embeddings[:, 1].T
     right = sum(int(nearest[i].argmax() == i) + int(nearest[:, i].argmax() == i) for i in range(9))
     means = task.summary(sums)
     assert means["accuracy"] == pytest.approx(right / 18)
-    assert means["loss"] == pytest.approx(by_hand(own, own, 0, 0.1, 0), rel=1e-4)
+    assert means["loss"] == pytest.approx(by_hand(embeddings, embeddings, 0, 0.1, 0), rel=1e-4)
     assert set(means) == set(task.metrics) == {"loss", "accuracy"}
 
 

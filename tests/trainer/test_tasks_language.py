@@ -85,11 +85,11 @@ def test_the_mean_of_two_losses_is_the_loss_of_the_joined_batch(kind: Any) -> No
 @table("chunk", [1, 5, 12, 100])
 def test_a_loss_in_chunks_is_the_same_and_keeps_no_copy_of_the_logits(chunk: int) -> None:
     def measured(task: NextToken) -> tuple[Tensor, list[Tensor], int]:
-        kept: dict[int, int] = {}  # bytes of tensors in fp32 that are as large as the logits, by their place in memory
+        sizes: dict[int, int] = {}  # bytes of tensors in fp32 that are as large as the logits, by their place in memory
 
         def keep(tensor: Tensor) -> Tensor:
             if tensor.numel() == 2 * 6 * 32 and tensor.dtype == torch.float32:
-                kept[tensor.data_ptr()] = 4 * tensor.numel()
+                sizes[tensor.data_ptr()] = 4 * tensor.numel()
             return tensor
 
         fields = task.transform(training=True)(windows(2, 6), np.arange(2))
@@ -98,15 +98,18 @@ def test_a_loss_in_chunks_is_the_same_and_keeps_no_copy_of_the_logits(chunk: int
             loss = task(fields)
         loss.backward()
         gradients = [parameter.grad for parameter in task.parameters() if parameter.grad is not None]
-        return loss.detach(), gradients, sum(kept.values())
+        return loss.detach(), gradients, sum(sizes.values())
 
-    whole, gradients, kept = measured(next_token())
+    whole, gradients, size = measured(next_token())
     loss, others, kept_in_chunks = measured(next_token(chunk=chunk))
     assert torch.allclose(loss, whole, rtol=1e-6)
     assert len(others) == len(gradients) == 3
-    assert all(torch.allclose(one, other, rtol=1e-2, atol=1e-4) for one, other in zip(others, gradients, strict=True))
+    assert all(
+        torch.allclose(gradient, reference, rtol=1e-2, atol=1e-4)
+        for gradient, reference in zip(others, gradients, strict=True)
+    )
     # What it learns from in backward: the logarithms of all probabilities.
-    assert (kept, kept_in_chunks) == (2 * 6 * 32 * 4, 0)
+    assert (size, kept_in_chunks) == (2 * 6 * 32 * 4, 0)
 
 
 # --- masked tokens ----------------------------------------------------------------------------------------------------
@@ -125,7 +128,9 @@ def test_as_many_tokens_of_every_sample_are_hidden_and_the_rest_stays(
     raw = windows(len(positions), context)
     before = raw["tokens"].clone()
     fields = task.transform(training=True)(raw, np.array(positions))
-    inputs, places, targets = fields["inputs"], fields["places"], fields["targets"]
+    inputs = fields["inputs"]
+    places = fields["places"]
+    targets = fields["targets"]
     assert torch.equal(raw["tokens"], before)
     assert places.shape == targets.shape == (len(positions), max(1, round(share * context)))
     assert (places.diff(dim=1) > 0).all() and places.min() >= 0 and places.max() < context
@@ -142,12 +147,14 @@ def test_as_many_tokens_of_every_sample_are_hidden_and_the_rest_stays(
 def test_hidden_tokens_are_masked_replaced_or_kept_eight_to_one_to_one() -> None:
     raw = windows(400, 200)
     fields = masked(200).transform(training=True)(raw, np.arange(400))
-    shown, targets = fields["inputs"].gather(1, fields["places"]), fields["targets"]
-    is_mask, is_kept = shown == VOCABULARY, shown == targets
+    inputs = fields["inputs"].gather(1, fields["places"])
+    targets = fields["targets"]
+    is_mask = inputs == VOCABULARY
+    is_kept = inputs == targets
     assert float(is_mask.float().mean()) == pytest.approx(0.8, abs=0.015)
     # One in VOCABULARY of the random tokens is the right one.
     assert float(is_kept.float().mean()) == pytest.approx(0.1 + 0.1 / VOCABULARY, abs=0.012)
-    replaced = shown[~is_mask & ~is_kept]
+    replaced = inputs[~is_mask & ~is_kept]
     assert replaced.unique().tolist() == list(range(VOCABULARY))
     # Every place is as likely: 60 of 400 windows, with a deviation of 7.
     counts = torch.bincount(fields["places"].flatten(), minlength=200)
@@ -162,6 +169,7 @@ def test_only_hidden_places_count() -> None:
     expected = functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
     assert torch.allclose(task(fields), expected)
     means = task.summary({name: float(value) for name, value in task.measure(fields).items()})
-    loss, right = float(expected.detach()), float((logits.argmax(-1) == labels)[labels >= 0].float().mean())
+    loss = float(expected.detach())
+    right = float((logits.argmax(-1) == labels)[labels >= 0].float().mean())
     assert means == pytest.approx({"loss": loss, "accuracy": right, "perplexity": math.exp(loss)})
     assert set(task.metrics) == set(means)

@@ -37,14 +37,14 @@ ALONE = World(rank=0, size=1, device=torch.device("cpu"), backend="")
 
 
 def flags(tokens: Path, model: str) -> list[str]:
-    words = [
+    arguments = [
         "--task", "lm", "--data", "tokens", "--data-dir", str(tokens), "--context", str(CONTEXT), "--device", "cpu",
     ]  # fmt: skip
     if not model.endswith(".json"):
-        return [*words, "--width", "32", "--model", model, "--model-options", json.dumps(MODELS[model])]
+        return [*arguments, "--width", "32", "--model", model, "--model-options", json.dumps(MODELS[model])]
     config = tokens.parent / model
     config.write_text(json.dumps(MODELS[model]))
-    return [*words, "--model", str(config)]
+    return [*arguments, "--model", str(config)]
 
 
 def objective(tokens: Path, model: str = "bytes") -> LanguageObjective:
@@ -66,17 +66,18 @@ def batch(tokens: Path, first: int, count: int) -> tuple[dict[str, Tensor], dict
 
 def documents(raw: dict[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
     """Each document alone: its tokens and which of them are learnt."""
-    found = []
+    documents = []
     for row, learn, begin in zip(raw["tokens"], raw["learn"], raw["begin"], strict=True):
         cuts = [*begin.nonzero().flatten().tolist(), len(row)]
         assert cuts[0] == 0
-        found += [(row[a:b], learn[a:b]) for a, b in itertools.pairwise(cuts) if b - a > 1]
-    return found
+        documents += [(row[a:b], learn[a:b]) for a, b in itertools.pairwise(cuts) if b - a > 1]
+    return documents
 
 
 def alone(task: LanguageObjective, raw: dict[str, Tensor]) -> tuple[Tensor, int]:
     """The summed loss of the tokens that are learnt, from each document without any other; and their number."""
-    total, count = torch.zeros(()), 0
+    total = torch.zeros(())
+    count = 0
     for tokens, learn in documents(raw):
         logits = task.model(tokens[None, :-1])[0]
         total = total + functional.cross_entropy(logits[learn[1:]], tokens[1:][learn[1:]], reduction="sum")
@@ -103,9 +104,9 @@ def test_only_positions_keep_documents_apart(tokens: Path) -> None:
     assert raw["begin"].sum() > 1
     changed = fields["inputs"].clone()
     changed[0, 0] = (changed[0, 0] + 7) % 256
-    for given, kept in (((fields["positions"],), True), ((), False)):
-        last, other = (task.model(inputs, *given)[0, -1] for inputs in (fields["inputs"], changed))
-        assert torch.equal(last, other) == kept
+    for arguments, is_same in (((fields["positions"],), True), ((), False)):
+        last, changed_last = (task.model(inputs, *arguments)[0, -1] for inputs in (fields["inputs"], changed))
+        assert torch.equal(last, changed_last) == is_same
 
 
 def test_rows_are_for_the_context_and_the_task_that_they_were_prepared_for(tokens: Path) -> None:

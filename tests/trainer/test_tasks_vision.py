@@ -44,16 +44,17 @@ def test_draws_depend_on_their_position_alone(seed: int, positions: list[int], c
 @given(positions=st.lists(st.integers(0, 10**12), min_size=2, max_size=6), crop=st.booleans())
 def test_an_image_changes_the_same_whatever_is_in_its_batch(positions: list[int], crop: bool) -> None:
     augmentation = ANY if crop else Augmentation(3, 12, 16, padding=2, flip=True, light=0.4)
-    images, changes = pictures(len(positions)), augmentation.draw("test", np.array(positions))
+    images = pictures(len(positions))
+    changes = augmentation.draw("test", np.array(positions))
     together = augmentation.apply(images, changes)
     for i, position in enumerate(positions):
-        own = augmentation.draw("test", np.array([position]))
-        assert torch.equal(augmentation.apply(images[i : i + 1], own)[0], together[i])
+        drawn = augmentation.draw("test", np.array([position]))
+        assert torch.equal(augmentation.apply(images[i : i + 1], drawn)[0], together[i])
 
 
 def test_a_crop_is_a_part_of_the_image_of_the_promised_size_and_shape() -> None:
-    across, left, down, top, contrast, brightness = ANY.draw("test", np.arange(5000)).numpy().T
-    assert (np.abs(across) + np.abs(left) <= 1 + 1e-6).all()  # nothing from outside
+    across, sideways, down, top, contrast, brightness = ANY.draw("test", np.arange(5000)).numpy().T
+    assert (np.abs(across) + np.abs(sideways) <= 1 + 1e-6).all()  # nothing from outside
     assert (down + np.abs(top) <= 1 + 1e-6).all()
     area = np.abs(across) * down
     whole = (np.abs(across) > 0.999) | (down > 0.999)
@@ -70,12 +71,12 @@ def test_a_move_shifts_whole_pixels_and_brings_in_black() -> None:
     images = pictures(200)
     moved = augmentation.apply(images, augmentation.draw("move", np.arange(200)))
     padded = functional.pad(images, (2, 2, 2, 2)).float()
-    seen = set()
+    matches = set()
     for i in range(200):
         places = {(t, s): padded[i, :, t : t + 12, s : s + 16] for t in range(5) for s in range(5)}
         [match] = [place for place, part in places.items() if torch.allclose(part, moved[i], atol=1e-2)]
-        seen.add(match)
-    assert len(seen) == 25
+        matches.add(match)
+    assert len(matches) == 25
 
 
 def test_light_scales_contrast_about_the_mean_then_everything() -> None:
@@ -117,7 +118,8 @@ def batch(count: int, classes: int = 10, shape: tuple[int, int, int] = (1, 4, 4)
 
 
 def test_the_loss_is_a_mean_and_smoothed_in_training_only() -> None:
-    task, fields = objective(label_smoothing=0.2), batch(8)
+    task = objective(label_smoothing=0.2)
+    fields = batch(8)
     logits = task.model(fields["image"] / 255)
     assert torch.allclose(task(fields), functional.cross_entropy(logits, fields["label"], label_smoothing=0.2))
     measured = task.measure(fields)
@@ -128,10 +130,12 @@ def test_the_loss_is_a_mean_and_smoothed_in_training_only() -> None:
 
 
 def test_sums_over_batches_become_means() -> None:
-    task, fields = objective(classes=12), batch(10, classes=12)
+    task = objective(classes=12)
+    fields = batch(10, classes=12)
     parts = [task.measure({name: value[part] for name, value in fields.items()}) for part in (slice(7), slice(7, 10))]
     means = task.summary({name: sum(float(part[name]) for part in parts) for name in parts[0]})
-    logits, labels = task.model(fields["image"] / 255), fields["label"]
+    logits = task.model(fields["image"] / 255)
+    labels = fields["label"]
     ranks = (logits > logits.gather(1, labels.unsqueeze(1))).sum(1)
     assert means == {
         "loss": pytest.approx(functional.cross_entropy(logits, labels).item()),
@@ -143,8 +147,10 @@ def test_sums_over_batches_become_means() -> None:
 
 def test_augmented_images_reach_the_model_in_training_only() -> None:
     task = objective(augment=True, side=8)
-    raw, positions = batch(5, shape=(1, 8, 8)), np.arange(100, 105)
-    training, held_out = task.transform(training=True), task.transform(training=False)
+    raw = batch(5, shape=(1, 8, 8))
+    positions = np.arange(100, 105)
+    training = task.transform(training=True)
+    held_out = task.transform(training=False)
     fields = training(raw, positions)
     assert torch.equal(fields["changes"], pickle.loads(pickle.dumps(training))(raw, positions)["changes"])
     task(fields)

@@ -22,15 +22,15 @@ from trainer.world import World
 ALONE = World(rank=0, size=1, device=torch.device("cpu"), backend="")
 
 
-def make(folder: Path, **wanted: Any) -> Settings:
-    return Settings(**{"output_dir": folder, "metrics": folder / "metrics.jsonl", **wanted})
+def make(folder: Path, **values: Any) -> Settings:
+    return Settings(**{"output_dir": folder, "metrics": folder / "metrics.jsonl", **values})
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
     """The lines without their times, which are checked."""
-    found = [json.loads(line) for line in path.read_text().splitlines()]
-    assert all(isinstance(line.pop("time"), float) for line in found)
-    return found
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    assert all(isinstance(line.pop("time"), float) for line in records)
+    return records
 
 
 def gradients_of(model: nn.Module) -> dict[str, Tensor]:
@@ -46,13 +46,13 @@ def test_lines_of_steps_and_events_in_the_metrics_and_on_the_console(
         telemetry.step(step, {"epoch": 0, "loss": 1 / step, "lr": 0.002, "comm_time": None})
     telemetry.event(12, "validation", **{"val/loss": math.nan}, seconds=0.1)
     telemetry.close()
-    found = lines(folder / "metrics.jsonl")
-    assert found[:2] == [
+    records = lines(folder / "metrics.jsonl")
+    assert records[:2] == [
         {"step": 0, "event": "start", "task": "classify", "name": "x", "step_": "y"},
         {"step": 1, "rank": 0, "epoch": 0, "loss": 1.0, "lr": 0.002},
     ]
-    assert len(found) == 14 and math.isnan(found[-1].pop("val/loss"))
-    assert found[-1] == {"step": 12, "event": "validation", "seconds": 0.1}
+    assert len(records) == 14 and math.isnan(records[-1].pop("val/loss"))
+    assert records[-1] == {"step": 12, "event": "validation", "seconds": 0.1}
     said = [f"step {step}/12  loss {1 / step:.4f}  lr 2.00e-03" for step in (5, 10, 12)]
     assert capsys.readouterr().out.splitlines() == said
 
@@ -67,11 +67,11 @@ def test_histograms_and_traces_come_at_their_intervals_and_not_in_the_same_step(
             if telemetry.wants_histograms(step):
                 telemetry.gradients(step, gradients_of(model))
     telemetry.close()
-    found = lines(folder / "histograms.jsonl")
-    assert [(line["step"], line["kind"], line["name"]) for line in found] == [
+    records = lines(folder / "histograms.jsonl")
+    assert [(line["step"], line["kind"], line["name"]) for line in records] == [
         (step, kind, name) for step in (2, 5, 6) for kind in ("gradient", "activation") for name in ("0", "1")
     ]
-    assert set(found[0]) == {
+    assert set(records[0]) == {
         "step", "name", "kind", "edges", "counts", "mean", "std", "min", "max", "norm", "zeros", "not_finite",
     }  # fmt: skip
     assert [path.name for path in (folder / "traces").iterdir()] == ["step_00000004.json.gz"]
@@ -89,13 +89,13 @@ def test_verdicts_are_written_at_their_interval_and_said_when_they_change(
         telemetry.bottleneck(step)
     telemetry.bottleneck(8)  # no steps since the last one
     telemetry.close()
-    found = lines(folder / "metrics.jsonl")
-    assert [(line["step"], line["kind"], line["data_share"]) for line in found] == [
+    records = lines(folder / "metrics.jsonl")
+    assert [(line["step"], line["kind"], line["data_share"]) for line in records] == [
         (2, "data", 0.5),
         (4, "data", 0.6),
         (6, "compute", 0.0),
     ]
-    assert found[0]["event"] == "bottleneck" and "50%" in found[0]["sentence"] and "straggler" not in found[0]
+    assert records[0]["event"] == "bottleneck" and "50%" in records[0]["sentence"] and "straggler" not in records[0]
     said = capsys.readouterr().out.splitlines()
     assert [line.split(":")[0] for line in said] == ["bottleneck at step 2", "bottleneck at step 6"]
 
@@ -117,15 +117,15 @@ def on_two_ranks(world: World, folder: Path) -> None:
 
 def test_ranks_write_their_own_timings_and_rank_0_names_the_slow_one(two_ranks: Ranks, folder: Path) -> None:
     two_ranks.run(on_two_ranks, folder)
-    found = lines(folder / "metrics.jsonl")
-    assert [line for line in found if line.get("rank") == 1] == [
+    records = lines(folder / "metrics.jsonl")
+    assert [line for line in records if line.get("rank") == 1] == [
         {"step": 2, "rank": 1, "step_time": 1.0, "data_time": 0.375, "comm_time": 0.0},
         {"step": 4, "rank": 1, "step_time": 1.0, "data_time": 0.875, "comm_time": 0.0},
         {"step": 4, "event": "sample_skipped", "rank": 1, "reason": "cannot read a sample"},
     ]
-    assert sum(line.get("rank") == 0 for line in found) == 4
-    assert sum(line.get("event") == "only of rank 0" for line in found) == 4
-    [verdict] = [line for line in found if line.get("event") == "bottleneck"]
+    assert sum(line.get("rank") == 0 for line in records) == 4
+    assert sum(line.get("event") == "only of rank 0" for line in records) == 4
+    [verdict] = [line for line in records if line.get("event") == "bottleneck"]
     assert (verdict["kind"], verdict["straggler"]) == ("compute", 1)
     assert mentions(verdict["sentence"], "Rank 1", "1 s a step", "0.5 s")
 
@@ -147,9 +147,9 @@ def test_lines_of_several_writers_never_mix_and_end_a_half_line_of_a_killed_one(
         list(pool.map(write, range(4)))
     first, half, *rest = path.read_text().splitlines()
     assert (first, half) == ('{"step": 1}', '{"step": 2, "lo')
-    seen = [json.loads(line) for line in rest]
+    records = [json.loads(line) for line in rest]
     for rank in range(4):
-        assert [line["step"] for line in seen if line["rank"] == rank] == list(range(min(rank, 1), 200))
+        assert [line["step"] for line in records if line["rank"] == rank] == list(range(min(rank, 1), 200))
 
 
 def test_a_full_disk_is_reported_once(capsys: pytest.CaptureFixture[str]) -> None:
@@ -168,7 +168,9 @@ def test_after_a_cut_line_the_next_one_starts_afresh(tmp_path: Path, capsys: pyt
         def write(self, line: bytes) -> int:
             return file.write(line[:9])
 
-    file, writer._file = writer._file, NearlyFull()  # type: ignore[assignment]
+    # type: ignore[assignment]
+    file = writer._file
+    writer._file = NearlyFull()
     writer.write(1, loss=1.0)
     writer._file = file
     writer.write(2, loss=2.0)

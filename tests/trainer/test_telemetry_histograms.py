@@ -63,8 +63,8 @@ def test_histograms_per_block_with_gradients_norm_and_the_first_activations() ->
         (f"blocks.{n}", "activation", 20) for n in range(3)
     ]
     assert not any(module._forward_hooks for module in model.modules())
-    found = {gradient.name: gradient for gradient in gradients(gradients_of(model))}
-    assert set(found) == {"blocks.0", "blocks.1", "blocks.2", "head"}
+    histograms = {gradient.name: gradient for gradient in gradients(gradients_of(model))}
+    assert set(histograms) == {"blocks.0", "blocks.1", "blocks.2", "head"}
     expected = torch.cat([gradient.flatten() for gradient in gradients_of(model.blocks[1]).values()])
-    assert (found["blocks.1"].kind, sum(found["blocks.1"].counts)) == ("gradient", expected.numel())
-    assert found["blocks.1"].norm == pytest.approx(float(expected.norm()), rel=1e-5)
+    assert (histograms["blocks.1"].kind, sum(histograms["blocks.1"].counts)) == ("gradient", expected.numel())
+    assert histograms["blocks.1"].norm == pytest.approx(float(expected.norm()), rel=1e-5)

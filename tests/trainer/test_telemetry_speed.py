@@ -44,18 +44,18 @@ def test_a_step_and_its_waits_for_data_are_timed() -> None:
     assert clock.stop()(0.5, 0.1) == StepDurations(step=4.0, data=0.75, exchange=0.5)
 
 
-@table(("lag", "seen"), [(None, [[1], [2], [3], []]), (1, [[], [1], [2], [3]])])
-def test_results_come_after_the_lag_and_unchanged(lag: int | None, seen: list[list[int]]) -> None:
+@table(("lag", "expected"), [(None, [[1], [2], [3], []]), (1, [[], [1], [2], [3]])])
+def test_results_come_after_the_lag_and_unchanged(lag: int | None, expected: list[list[int]]) -> None:
     lagged: Lagged[str] = Lagged(CPU, lag)
     total = torch.zeros((), dtype=torch.int64)
-    found = []
+    results_per_step = []
     for step in (1, 2, 3):
         total.fill_(step)  # the tensor that the pushes before were given changes after them
         lagged.push(step, {"loss": total}, f"note {step}")
-        found.append(lagged.pop_ready())
-    found.append(lagged.pop_ready(force=True))
-    assert [[result.step for result in results] for results in found] == seen
-    for result in [result for results in found for result in results]:
+        results_per_step.append(lagged.pop_ready())
+    results_per_step.append(lagged.pop_ready(force=True))
+    assert [[result.step for result in results] for results in results_per_step] == expected
+    for result in [result for results in results_per_step for result in results]:
         assert (result.values, result.note) == ({"loss": float(result.step)}, f"note {result.step}")
 
 
@@ -113,7 +113,8 @@ def test_the_busy_share_of_a_gpu_is_the_union_of_its_work() -> None:
 
 
 def test_operations_are_charged_for_their_own_time_only() -> None:
-    outer, inner = event("linear", 0, 100, DeviceType.CPU), event("mm", 10, 50, DeviceType.CPU)
+    outer = event("linear", 0, 100, DeviceType.CPU)
+    inner = event("mm", 10, 50, DeviceType.CPU)
     outer.append_cpu_child(inner)
     busy, top = summarise([outer, inner, event("linear", 100, 150, DeviceType.CPU)], 1e-3)
     assert busy is None

@@ -46,8 +46,8 @@ def test_fsdp_measures_the_averaged_weights_and_then_computes_with_the_current_o
     current, averaged, *_ = expected = around_a_validation(ALONE, **way)
     assert abs(current - averaged) > 0.01 and expected == [current, averaged] * 2
     for reshard in (True, False):
-        for found in two_ranks.run(around_a_validation, parallel="fsdp", reshard_after_forward=reshard, **way):
-            assert found == pytest.approx(expected, rel=1e-4)
+        for means_of_rank in two_ranks.run(around_a_validation, parallel="fsdp", reshard_after_forward=reshard, **way):
+            assert means_of_rank == pytest.approx(expected, rel=1e-4)
 
 
 def test_ranks_without_held_out_samples_change_nothing(two_ranks: Ranks) -> None:
@@ -55,8 +55,8 @@ def test_ranks_without_held_out_samples_change_nothing(two_ranks: Ranks) -> None
     for way in ({"task": "classify"}, {"task": "contrastive"}, {"task": "lm"}, gpt2, {"task": "mlm"}):
         expected = means(ALONE, **way, validate_samples=1)
         assert [*expected.values()] == [value for value in expected.values() if value == value]
-        for found in two_ranks.run(means, **way, validate_samples=1):
-            assert found == pytest.approx(expected, rel=1e-5), way
+        for means_of_rank in two_ranks.run(means, **way, validate_samples=1):
+            assert means_of_rank == pytest.approx(expected, rel=1e-5), way
 
 
 def test_images_are_compared_with_the_same_others_whatever_the_batch_and_the_ranks(two_ranks: Ranks) -> None:
@@ -65,15 +65,16 @@ def test_images_are_compared_with_the_same_others_whatever_the_batch_and_the_ran
     assert 0 < expected["val/accuracy"] < 1
     for batch in (70, 150):
         assert means(ALONE, **flags, batch_size=batch) == pytest.approx(expected, rel=1e-5)
-        for found in two_ranks.run(means, **flags, batch_size=batch):
-            assert found == pytest.approx(expected, rel=1e-5)
+        for means_of_rank in two_ranks.run(means, **flags, batch_size=batch):
+            assert means_of_rank == pytest.approx(expected, rel=1e-5)
 
 
 def short_of_memory(world: World, rank: int, most: int, **changes: Any) -> tuple[dict[str, float], int, list[int]]:
     """Measured where a rank can take so many samples at once: the means, the batch it came to, and all it tried."""
     settings = Settings(**{**SMALL, "validate_samples": 40, **changes})
     with PhaseSession(settings, world, 1, TrainingProgress()) as session:
-        measure, tried = session.objective.measure, []
+        measure = session.objective.measure
+        tried = []
 
         def limited(fields: Fields) -> dict[str, torch.Tensor]:
             tried.append(len(next(iter(fields.values()))))
@@ -82,9 +83,10 @@ def short_of_memory(world: World, rank: int, most: int, **changes: Any) -> tuple
             return measure(fields)
 
         session.objective.measure = limited  # type: ignore[method-assign]
-        (found, _), (again, _) = validate(session), validate(session)
-        assert found is not None and found == again
-        return found, session.validation_batch, tried
+        (result, _) = validate(session)
+        (again, _) = validate(session)
+        assert result is not None and result == again
+        return result, session.validation_batch, tried
 
 
 @pytest.mark.long
@@ -92,8 +94,8 @@ def short_of_memory(world: World, rank: int, most: int, **changes: Any) -> tuple
 def test_all_ranks_measure_again_in_smaller_batches_where_one_runs_out_of_memory(task: str, two_ranks: Ranks) -> None:
     flags = {"task": task, "data": "synthetic", "synthetic_samples": 400, "batch_size": "auto"}
     expected = two_ranks.run(means, **flags, validate_samples=40)[0]
-    for found, batch, tried in two_ranks.run(short_of_memory, 1, 9, **flags):
-        assert found == pytest.approx(expected, rel=1e-5)
+    for means_of_rank, batch, tried in two_ranks.run(short_of_memory, 1, 9, **flags):
+        assert means_of_rank == pytest.approx(expected, rel=1e-5)
         assert batch == 8 and tried[0] == 20 and tried[-1] <= 9
 
 

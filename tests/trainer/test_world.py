@@ -24,23 +24,23 @@ def exchanges(world: World) -> dict[str, Any]:
 
 
 def test_the_flight_recorder_writes_beside_the_run_unless_told_otherwise(tmp_path: Path) -> None:
-    for given in ({}, {"TORCH_FR_DUMP_TEMP_FILE": "/elsewhere/trace_"}):
-        environment = dict(given)
+    for environ in ({}, {"TORCH_FR_DUMP_TEMP_FILE": "/elsewhere/trace_"}):
+        environment = dict(environ)
         record_collectives(tmp_path / "evidence", environment)
         assert environment == {
             "TORCH_FR_BUFFER_SIZE": "2000",
             "TORCH_FR_DUMP_TEMP_FILE": str(tmp_path / "evidence" / "nccl_trace_rank_"),
             "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
-            **given,
+            **environ,
         }
     assert (tmp_path / "evidence").is_dir()
 
 
 def test_all_ranks_see_the_same(four_ranks: Ranks) -> None:
-    found = four_ranks.run(exchanges)
-    assert [answer.pop("half") for answer in found] == [2.0, 2.0, None, None]
-    assert all(answer == found[0] for answer in found)
-    assert found[0] == {
+    answers = four_ranks.run(exchanges)
+    assert [answer.pop("half") for answer in answers] == [2.0, 2.0, None, None]
+    assert all(answer == answers[0] for answer in answers)
+    assert answers[0] == {
         "sum": [6.0, 2.0],
         "vote": [4.0, 0.0],
         "from_main": "rank 0",
