@@ -164,10 +164,10 @@ EXACT = [
 
 @table("typed", EXACT)
 def test_the_command_line_is_as_it_was_typed(scripts: Path, typed: str) -> None:
-    words = shlex.split(typed)
-    spec = resolve(command_profile(words, scripts), GpuChoice(inventory=[]))
-    assert spec.typed == tuple(words) and spec.profile_path is None and spec.workdir == str(scripts)
-    assert list(expand(spec.args or (), as_typed(spec.params, spec.spellings), "/run", "/run/a.pt")) == words[1:]
+    arguments = shlex.split(typed)
+    spec = resolve(command_profile(arguments, scripts), GpuChoice(inventory=[]))
+    assert spec.typed == tuple(arguments) and spec.profile_path is None and spec.workdir == str(scripts)
+    assert list(expand(spec.args or (), as_typed(spec.params, spec.spellings), "/run", "/run/a.pt")) == arguments[1:]
     assert all(
         check.status != "fail" for check in quick_checks(spec, state=scripts, gpus=None) if "place" in check.name
     )
@@ -196,9 +196,9 @@ TYPED_WORDS = st.lists(st.sampled_from(ATOMS), max_size=4).map("".join) | st.sam
 
 
 @given(st.lists(TYPED_WORDS, max_size=6))
-def test_any_words_reach_the_program(words: list[str]) -> None:
-    spec = resolve(command_profile(["bash", "-c", *words], Path("/")), GpuChoice(inventory=[]), environ={})
-    assert [*expand((*spec.program, *(spec.args or ())), spec.params, "/run", "/a.pt")] == ["bash", "-c", *words]
+def test_any_words_reach_the_program(arguments: list[str]) -> None:
+    spec = resolve(command_profile(["bash", "-c", *arguments], Path("/")), GpuChoice(inventory=[]), environ={})
+    assert [*expand((*spec.program, *(spec.args or ())), spec.params, "/run", "/a.pt")] == ["bash", "-c", *arguments]
 
 
 @table(
@@ -242,10 +242,12 @@ def test_the_name_of_a_run(scripts: Path, typed: str, name: str) -> None:
 
 
 def test_gpus_where_there_are_none(scripts: Path) -> None:
-    one, two = (command_profile(words.split(), scripts) for words in ("b.py", "torchrun --nproc-per-node 2 b.py"))
-    specs = [resolve(profile, GpuChoice(inventory=[])) for profile in (one, two)]
+    single, doubled = (
+        command_profile(typed.split(), scripts) for typed in ("b.py", "torchrun --nproc-per-node 2 b.py")
+    )
+    specs = [resolve(profile, GpuChoice(inventory=[])) for profile in (single, doubled)]
     assert [(spec.gpus.count, spec.nproc) for spec in specs] == [(0, 1), (0, 2)]
-    assert [(spec.gpus.count, spec.nproc) for spec in map(resolve, (one, two))] == [(1, 1), (2, 2)]
+    assert [(spec.gpus.count, spec.nproc) for spec in map(resolve, (single, doubled))] == [(1, 1), (2, 2)]
 
 
 @table(
@@ -280,7 +282,7 @@ def test_a_notebook(scripts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_typed_secret_is_not_stored(scripts: Path) -> None:
-    words = ["plain.py", "--api-key", "k3y-of-mine", "--password=hush-hush", "token=t0ken-of-mine", "--lr", "0.1"]
-    stored = str(redact_spec(resolve(command_profile(words, scripts), GpuChoice(inventory=[]))).to_json())
+    arguments = ["plain.py", "--api-key", "k3y-of-mine", "--password=hush-hush", "token=t0ken-of-mine", "--lr", "0.1"]
+    stored = str(redact_spec(resolve(command_profile(arguments, scripts), GpuChoice(inventory=[]))).to_json())
     assert not any(secret in stored for secret in ("k3y-of-mine", "hush-hush", "t0ken-of-mine")), stored
     assert "--lr" in stored

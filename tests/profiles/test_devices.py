@@ -44,8 +44,8 @@ def test_what_the_launching_shell_can_select(text: str, devices: tuple[int | str
 
 
 def test_what_the_launching_shell_cannot_select_and_what_it_may_abbreviate() -> None:
-    for text, named in (("MIG-1234", "MIG"), ("1,1", "twice")):
-        with pytest.raises(SelectionError, match=named):
+    for text, phrase in (("MIG-1234", "MIG"), ("1,1", "twice")):
+        with pytest.raises(SelectionError, match=phrase):
             shell_selection(text)
     assert request_gpus(shell_selection("GPU-00000002"), FOUR, None) == GpuRequest(1, (UUIDS[2],))
     with pytest.raises(SelectionError, match="does not exist"):
@@ -86,7 +86,8 @@ def test_requests(value: object, inventory: Sequence[GpuFacts] | None, request_:
     ],
 )  # fmt: skip
 def test_gpus_that_the_home_leaves_to_others(value: object, result: GpuRequest | tuple[str, ...]) -> None:
-    selection, excluded = parse_selection(value), {UUIDS[3]}
+    selection = parse_selection(value)
+    excluded = {UUIDS[3]}
     if isinstance(result, GpuRequest):
         assert request_gpus(selection, FOUR, None, excluded) == result
         return

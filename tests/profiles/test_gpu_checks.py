@@ -51,9 +51,9 @@ class TestGpus:
     def test_free_ones_in_order(self) -> None:
         result = check_gpus(self.spec, OF_80_GIB)
         assert (result.name, result.status) == ("gpus", "pass") and mentions(result.detail, "0–1")
-        named = replace(self.spec, gpus=GpuRequest(2, ("GPU-3", "GPU-1")))
-        assert mentions(check_gpus(named, OF_80_GIB).detail, "GPUs 1, 3")
-        assert [gpu.index for gpu in likely_gpus(named, OF_80_GIB)] == [1, 3]
+        chosen = replace(self.spec, gpus=GpuRequest(2, ("GPU-3", "GPU-1")))
+        assert mentions(check_gpus(chosen, OF_80_GIB).detail, "GPUs 1, 3")
+        assert [gpu.index for gpu in likely_gpus(chosen, OF_80_GIB)] == [1, 3]
 
     def test_busy_ones_are_passed_over_or_waited_for(self) -> None:
         used = GpuSample(uuid="GPU-2", memory_used_bytes=75 * GIB, memory_total_bytes=80 * GIB)
@@ -92,8 +92,8 @@ class TestGpus:
         missing = replace(self.spec, gpus=GpuRequest(1, ("GPU-9",)))
         assert check_gpus(missing, broken).detail == "GPU-9 does not exist"
         error = GpuSample(uuid="GPU-2", state="error", detail="timeout")
-        one = replace(self.spec, gpus=GpuRequest(1, ("GPU-2",)))
-        assert mentions(check_gpus(one, situation(sample={2: error})).detail, "error", "timeout")
+        single = replace(self.spec, gpus=GpuRequest(1, ("GPU-2",)))
+        assert mentions(check_gpus(single, situation(sample={2: error})).detail, "error", "timeout")
 
     def test_too_small(self) -> None:
         result = check_gpus(replace(self.spec, gpus=GpuRequest(1, (), 100 * GIB)), OF_80_GIB)
@@ -136,9 +136,9 @@ def test_memory_expected_from_earlier_runs(runs: list[PastPeak], expected: Expec
     ],
 )
 def test_whether_memory_suffices(runs: list[PastPeak], status: str, phrases: tuple[str, ...]) -> None:
-    found = check_memory(runs, SPEC, OF_80_GIB)
-    assert found.status == status and mentions(found.detail, *phrases)
-    assert mentions(found.remedy, "lower batch_size") is (status == "warn")
+    check = check_memory(runs, SPEC, OF_80_GIB)
+    assert check.status == status and mentions(check.detail, *phrases)
+    assert mentions(check.remedy, "lower batch_size") is (status == "warn")
 
 
 def test_memory_is_not_judged_without_gpus_or_their_figures() -> None:

@@ -61,6 +61,7 @@ def test_a_mistake_has_its_place(text: str, line: int, key: str, meant: str | No
 
 
 def test_a_digest_stays_with_the_address() -> None:
-    one, other = Recipient("ntfy://x"), Recipient("ntfy://y")
-    assert one.digest == Recipient("ntfy://x", ("alert",), "info").digest != other.digest
-    assert (one.label, Recipient(("/usr/bin/mail", "me")).label) == ("ntfy", "mail")
+    recipient = Recipient("ntfy://x")
+    second = Recipient("ntfy://y")
+    assert recipient.digest == Recipient("ntfy://x", ("alert",), "info").digest != second.digest
+    assert (recipient.label, Recipient(("/usr/bin/mail", "me")).label) == ("ntfy", "mail")

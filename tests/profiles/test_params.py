@@ -19,8 +19,8 @@ INTEGERS = st.integers(-MAX_INTEGER, MAX_INTEGER)
 FLOATS = st.floats(allow_nan=False, allow_infinity=False)
 
 
-def parse(default: Scalar, given: Scalar, **limits: Any) -> Scalar:
-    return Parameter("p", default, **limits).parse(given)
+def parse(default: Scalar, raw: Scalar, **limits: Any) -> Scalar:
+    return Parameter("p", default, **limits).parse(raw)
 
 
 @table(
@@ -41,18 +41,20 @@ def test_text_becomes_the_defaults_kind(default: Scalar, text: str, value: Scala
     assert parsed == value and type(parsed) is type(value)
 
 
-SGD, ONE, EIGHTS = {"choices": ("sgd", "adam")}, {"choices": (1, 2)}, {"multiple_of": 8}
+SGD = {"choices": ("sgd", "adam")}
+ONE = {"choices": (1, 2)}
+EIGHTS = {"multiple_of": 8}
 
 
 @table(
-    ("default", "given", "limits", "value"),
+    ("default", "raw", "limits", "value"),
     [
         (16, "24", EIGHTS, 24), (2, "4", {"minimum": 1, "maximum": 4}, 4), (None, "none", {"minimum": 0}, None),
         ("sgd", "adam", SGD, "adam"), (1, "2", ONE, 2), ("fp32", "none", {"choices": (None, "fp32")}, None),
     ],
 )  # fmt: skip
-def test_what_is_within_the_limits(default: Scalar, given: Scalar, limits: dict[str, Any], value: Scalar) -> None:
-    assert parse(default, given, **limits) == value
+def test_what_is_within_the_limits(default: Scalar, raw: Scalar, limits: dict[str, Any], value: Scalar) -> None:
+    assert parse(default, raw, **limits) == value
 
 
 @table(

@@ -52,16 +52,16 @@ def quick(spec: RunSpec, name: str, gpus: GpuSituation | None = None) -> CheckRe
 
 
 def test_code_to_be_copied_must_be_in_a_git_checkout(spec: RunSpec, tmp_path: Path) -> None:
-    there = replace(spec, target={"name": "k", "kind": "ssh", "host": "k"})
+    remote = replace(spec, target={"name": "k", "kind": "ssh", "host": "k"})
 
     def failed(first: RunSpec) -> list[str]:
         return [result.name for result in check_elsewhere(first, tmp_path) if result.status == "fail"]
 
-    assert failed(there) == ["code"]
-    assert failed(replace(there, workdir="{run_dir}/x")) == []
-    assert failed(replace(there, target={"name": "l", "kind": "slurm"})) == []
+    assert failed(remote) == ["code"]
+    assert failed(replace(remote, workdir="{run_dir}/x")) == []
+    assert failed(replace(remote, target={"name": "l", "kind": "slurm"})) == []
     (tmp_path / ".git").mkdir()
-    assert failed(there) == []
+    assert failed(remote) == []
 
 
 def test_a_good_run_passes_everything(spec: RunSpec, tmp_path: Path) -> None:
@@ -247,9 +247,9 @@ def test_what_a_person_reads(spec: RunSpec) -> None:
     assert mentions(rows["checkpoints"], "--hub '[redacted]'") and secret not in "\n".join(lines)
     assert rows["command"].startswith(f"{sys.executable} -m torch.distributed.run")
     assert launch.env["CUDA_VISIBLE_DEVICES"] == "GPU-0,GPU-1"
-    for count, words in ((4, "the 4 GPUs"), (0, "no GPU")):
+    for count, phrase in ((4, "the 4 GPUs"), (0, "no GPU")):
         spec = replace(spec, gpus=GpuRequest(count), nproc=1)
-        shown = describe(spec, preview_launch(spec, runs=Path("/state/runs")))
-        processes = next(line for line in shown if line.startswith("processes"))
-        assert any("CUDA_VISIBLE_DEVICES=<" in line and words in line for line in shown)
+        preview = describe(spec, preview_launch(spec, runs=Path("/state/runs")))
+        processes = next(line for line in preview if line.startswith("processes"))
+        assert any("CUDA_VISIBLE_DEVICES=<" in line and phrase in line for line in preview)
         assert mentions(processes, "1") and ("all 4 GPUs" in processes) == bool(count)

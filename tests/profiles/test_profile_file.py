@@ -161,14 +161,14 @@ def test_what_cannot_be_read(tmp_path: Path) -> None:
     big.write_bytes(b"#" * (MAX_BYTES + 1))
     latin.write_bytes("name: x\ndescription: Übung".encode("latin-1"))
     link.symlink_to(tmp_path / "gone.yaml")
-    for path, words in (
+    for path, phrases in (
         (tmp_path / "none.yaml", ("none.yaml: ", "no such file")), (tmp_path, (tmp_path.name, "folder")),
         (fifo, ("fifo.yaml: ", "regular file")), (Path("/dev/zero"), ("/dev/zero: ", "regular file")),
         (big, ("big.yaml: ", "1 MiB")), (latin, ("latin.yaml:2: ", "UTF-8")), (link, ("link.yaml: ", "no such file")),
     ):  # fmt: skip
         with pytest.raises(ProfileError) as caught:
             load(path)
-        assert mentions(str(caught.value), *words), path
+        assert mentions(str(caught.value), *phrases), path
 
 
 def test_the_folder_is_the_one_the_file_really_lies_in(tmp_path: Path) -> None:
@@ -258,8 +258,8 @@ def problems_of_recovery(recovery: str) -> list[Problem]:
     ],
 )
 def test_a_mistake_has_its_place_and_the_nearest_right_word(recovery: str, key: str, meant: str | None) -> None:
-    (found,) = problems_of_recovery(recovery)
-    assert (found.key, found.nearest) == (key, meant)
+    (problem,) = problems_of_recovery(recovery)
+    assert (problem.key, problem.nearest) == (key, meant)
 
 
 @table(

@@ -115,12 +115,12 @@ def test_a_specification_survives_being_stored(project: Path) -> None:
 def test_paths(project: Path, text: str, file: str, field: str, expected: str) -> None:
     script = "" if "script:" in text else "script: a.py\n"
     spec = spec_of(project, script + text, file=file)
-    found = {
+    fields = {
         "metrics": "".join(str(source.path) for source in spec.metrics),
         "program": spec.program[0],
         "workdir": spec.workdir,
     }
-    assert found[field] == expected.replace("PROJECT", str(project))
+    assert fields[field] == expected.replace("PROJECT", str(project))
 
 
 def test_a_module_is_found_around_a_folder_of_profiles_or_where_gputui_is_installed(
@@ -202,9 +202,9 @@ def test_which_interpreter_a_key_names(project: Path) -> None:
     assert spec_of(project, "script: a.py\npython: linked/bin/python").python == str(link)
     # From the working directory, then from the folder of the profile; the first is named where neither is there.
     inside, beside = (project / folder / "env" / "bin" / "python" for folder in ("sub", "."))
-    for expected, made in ((inside, None), (beside, beside), (inside, inside)):
-        if made is not None:
-            make_program(made)
+    for expected, program in ((inside, None), (beside, beside), (inside, inside)):
+        if program is not None:
+            make_program(program)
         assert spec_of(project, "script: a.py\nworkdir: sub\npython: env/bin/python").python == str(expected)
 
 
@@ -260,8 +260,8 @@ def test_gpus_of_the_launching_shell(
     assert (spec.gpus.uuids, spec.gpus.count, spec.nproc) == (uuids, count, max(1, count))
     is_heeded = override is None and text != "gpus: 0"
     said = check_gpus(spec, OF_FOUR).detail, "\n".join(describe(spec, preview_launch(spec, runs=project)))
-    for words in said:
-        assert mentions(words, "CUDA_VISIBLE_DEVICES=", "of the launching shell") is is_heeded
+    for note in said:
+        assert mentions(note, "CUDA_VISIBLE_DEVICES=", "of the launching shell") is is_heeded
     # Inside a run the variable is gputui's own.
     inside = spec_of(project, f"script: a.py\n{text}", gpus=override, environ={**environ, "GPUTUI_RUN_DIR": "/r"})
     assert inside.gpus.shell is None
@@ -292,10 +292,13 @@ def test_a_problem_names_where_the_gpus_were_given(
 
 def test_whether_gpus_are_wanted(project: Path) -> None:
     path = project / "x.yaml"
-    for gpus, wanted, not_wanted in (("gpus: 0", ("2", "all", "0,"), (None, "0", "nonsense")), ("", (None,), ("0",))):
+    for gpus, with_gpus, without_gpus in (
+        ("gpus: 0", ("2", "all", "0,"), (None, "0", "nonsense")),
+        ("", (None,), ("0",)),
+    ):
         path.write_text(f"script: a.py\n{gpus}")
-        assert all(wants_gpus(load(path), text) for text in wanted), gpus
-        assert not any(wants_gpus(load(path), text) for text in not_wanted), gpus
+        assert all(wants_gpus(load(path), text) for text in with_gpus), gpus
+        assert not any(wants_gpus(load(path), text) for text in without_gpus), gpus
 
 
 def test_everything_wrong_at_once(project: Path) -> None:

@@ -215,5 +215,5 @@ def test_secrets_are_to_be_filled_in(fields: dict[str, Any], filled: list[str], 
 def test_the_target_of_a_run() -> None:
     target = {"name": "box", "kind": "ssh", "host": "h", "poll": 5}
     text = saved(RunSpec(**SCRIPT, python="python", target=target))
-    own = read_profile(text, Path("/elsewhere/mine.yaml")).form.targets
-    assert {"name": "box", **stored_target(own["box"])} == target
+    targets = read_profile(text, Path("/elsewhere/mine.yaml")).form.targets
+    assert {"name": "box", **stored_target(targets["box"])} == target

@@ -108,11 +108,12 @@ exec(open('configurator.py').read())
 
 @table("style", PARSERS)
 def test_a_way_of_declaring(tmp_path: Path, style: str) -> None:
-    found = survey(tmp_path, PARSERS[style])
-    options = found.options
-    assert found.style == style and found.is_certain
+    options_survey = survey(tmp_path, PARSERS[style])
+    options = options_survey.options
+    assert options_survey.style == style and options_survey.is_certain
     assert set(options) - {"sizes"} == {"batch_size", "amp", "data"} | ({"lr"} if style != "globals" else set())
-    batch, amp = options["batch_size"], options["amp"]
+    batch = options["batch_size"]
+    amp = options["amp"]
     assert (batch.default, amp.default) == (16, False)
     assert batch.help == ("" if style in ("fire", "globals") else "per step")
     if style in ("argparse", "click"):
@@ -146,7 +147,7 @@ def test_nested_classes_and_their_bases(tmp_path: Path) -> None:
         "@dataclass\nclass Base:\n    seed: int = 0  # of everything\n@dataclass\nclass Config(Base):\n"
         "    optim: Optim = field(default_factory=Optim)\n@pyrallis.wrap()\ndef main(cfg: Config): ...\n",
     ).options
-    assert {name: (one.flag, one.default, one.help) for name, one in options.items()} == {
+    assert {name: (option.flag, option.default, option.help) for name, option in options.items()} == {
         "seed": ("--seed", 0, "of everything"), "optim.lr": ("--optim.lr", 0.1, ""),
     }  # fmt: skip
 
@@ -163,13 +164,13 @@ def test_a_configuration_of_hydra(tmp_path: Path) -> None:
         path = tmp_path / "conf" / f"{name}.yaml"
         path.parent.mkdir(exist_ok=True, parents=True)
         path.write_text(text)
-    found = survey(
+    options_survey = survey(
         tmp_path,
         "import hydra\n@hydra.main(version_base=None, config_path='conf', config_name='config')\ndef f(c): ...\n",
     )
-    options = found.options
-    assert found.is_certain and found.style == "hydra"
-    assert {name: one.default for name, one in options.items() if one.is_known} == {
+    options = options_survey.options
+    assert options_survey.is_certain and options_survey.style == "hydra"
+    assert {name: option.default for name, option in options.items() if option.is_known} == {
         "model.block.depth": 3, "model.width": 64, "epochs": 5, "inputs.size": 9, "seed": 0, "data.batch_size": 32,
     }  # fmt: skip
     assert options["data.root"].is_required and not options["model.layers"].is_known
@@ -189,8 +190,8 @@ UNCERTAIN = {
 @table("case", UNCERTAIN)
 def test_a_parser_that_is_not_all(tmp_path: Path, case: str) -> None:
     (tmp_path / "beside.py").write_text("import argparse\nargparse.ArgumentParser().add_argument('--x')\n")
-    found = survey(tmp_path, f"{UNCERTAIN[case]}p.add_argument('--lr', default=0.1)\n")
-    assert "lr" in found.options and not found.is_certain
+    options_survey = survey(tmp_path, f"{UNCERTAIN[case]}p.add_argument('--lr', default=0.1)\n")
+    assert "lr" in options_survey.options and not options_survey.is_certain
 
 
 MEANINGS: list[tuple[str, str, str | None]] = [
@@ -219,8 +220,8 @@ MEANINGS: list[tuple[str, str, str | None]] = [
 @table(("name", "text", "expected"), MEANINGS)
 def test_what_an_option_means(name: str, text: str, expected: str | None) -> None:
     meaning = meaning_of(name, text, None if expected == "resume" else 4)
-    found = None if meaning is None else " ".join(filter(None, (meaning.role, meaning.scope)))
-    assert found == expected
+    summary = None if meaning is None else " ".join(filter(None, (meaning.role, meaning.scope)))
+    assert summary == expected
 
 
 def test_positional_arguments_and_many_values(tmp_path: Path) -> None:

@@ -34,8 +34,8 @@ def settings_of(spec: RunSpec, params: dict[str, Scalar], checkpoint: str | None
         spec, run_dir="/r", attempt=1, params=params, placement=Placement.here((), 2, 1),
         checkpoint=checkpoint,
     )  # fmt: skip
-    words = launch.argv[launch.argv.index("trainer") + 1 :]
-    return from_arguments(words, {name: text for name, text in launch.env.items() if name.startswith("GPUTUI")})[0]
+    arguments = launch.argv[launch.argv.index("trainer") + 1 :]
+    return from_arguments(arguments, {name: text for name, text in launch.env.items() if name.startswith("GPUTUI")})[0]
 
 
 @of_the_trainer
@@ -60,5 +60,5 @@ def test_a_smaller_batch_keeps_the_samples_of_a_step_in_every_phase(path: Path) 
     for old, new in zip(before, after, strict=True):
         assert isinstance(old.batch_size, int) and isinstance(new.batch_size, int)
         assert new.batch_size < old.batch_size
-        kept = new.batch_size * new.grad_accum / (old.batch_size * old.grad_accum)
-        assert kept == pytest.approx(1, abs=float(EFFECTIVE_BATCH_TOLERANCE))
+        ratio = new.batch_size * new.grad_accum / (old.batch_size * old.grad_accum)
+        assert ratio == pytest.approx(1, abs=float(EFFECTIVE_BATCH_TOLERANCE))

@@ -72,24 +72,24 @@ def test_places(make: Make, tmp_path: Path) -> None:
     assert make("{csv: '{run_id}.csv'}", "{run_dir}").sinks == {"csv": "{run_dir}/{run_id}.csv"}
     assert RunSpec.from_json(spec.to_json()) == spec
     assert redact_spec(spec).sinks["mlflow"] == "http://ada:[redacted]@host:5000"
-    shown = "\n".join(describe(spec, preview_launch(spec, runs=tmp_path)))
-    assert f"sinks        jsonl → {tmp_path}/a/RUN.jsonl" in shown and "hunter2" not in shown
+    description = "\n".join(describe(spec, preview_launch(spec, runs=tmp_path)))
+    assert f"sinks        jsonl → {tmp_path}/a/RUN.jsonl" in description and "hunter2" not in description
 
 
 def checked(spec: RunSpec, state: Path, name: str = "sinks") -> tuple[str, str]:
-    [found] = [result for result in quick_checks(spec, state=state) if result.name == name]
-    return found.status, f"{found.detail}; {found.remedy}"
+    [check] = [result for result in quick_checks(spec, state=state) if result.name == name]
+    return check.status, f"{check.detail}; {check.remedy}"
 
 
 def test_preflight(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert checked(make("[jsonl, csv]"), tmp_path) == ("pass", "jsonl, csv; None")
     (tmp_path / "file").write_text("")
-    status, words = checked(make("{csv: 'file/{run_id}.csv'}"), tmp_path)
-    assert status == "fail" and mentions(words, "csv: ", f"{tmp_path}/file", "not a folder")
+    status, detail = checked(make("{csv: 'file/{run_id}.csv'}"), tmp_path)
+    assert status == "fail" and mentions(detail, "csv: ", f"{tmp_path}/file", "not a folder")
     assert checked(make("{csv: 'new/{run_id}-{size}.csv'}"), tmp_path)[0] == "pass"
-    status, words = checked(make("{csv: '{run_id}-{siz}.csv'}"), tmp_path, "placeholders")
-    assert status == "fail" and mentions(words, "{siz}", "sinks.csv", "{size}")
+    status, detail = checked(make("{csv: '{run_id}-{siz}.csv'}"), tmp_path, "placeholders")
+    assert status == "fail" and mentions(detail, "{siz}", "sinks.csv", "{size}")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    status, words = checked(make("tensorboard"), tmp_path)
+    status, detail = checked(make("tensorboard"), tmp_path)
     assert status == "fail"
-    assert mentions(words, "tensorboard: ", "pip install 'gputui[trackers]'")
+    assert mentions(detail, "tensorboard: ", "pip install 'gputui[trackers]'")

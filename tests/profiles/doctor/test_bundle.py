@@ -20,7 +20,10 @@ from tests.texts import mentions
 
 HF = "hf_" + "aB3dE5gH7jK9mN1pQ3sT"
 ENVIRONMENT = {"HF_TOKEN": HF, "GPUTUI_API_KEY": "plain-words-key", "NCCL_DEBUG": "INFO", "DB_PASSWORD": "hunter22"}
-PARAMETER, OPTION, IN_LOG, HOOK = "wandb-parameter", "option-value-9", "only-in-the-log", "T0/B0/abcdef"
+PARAMETER = "wandb-parameter"
+OPTION = "option-value-9"
+IN_LOG = "only-in-the-log"
+HOOK = "T0/B0/abcdef"
 SECRETS = (HF, "plain-words-key", "hunter22", PARAMETER, OPTION, IN_LOG, HOOK)
 
 

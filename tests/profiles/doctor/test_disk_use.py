@@ -26,7 +26,8 @@ def written(path: Path, mebibytes: float) -> Path:
 def test_each_file_belongs_to_a_part(home: Home) -> None:
     workspace = home.workspace
     home.run("vit-1", "failed")
-    run, state = workspace.run_dir("vit-1"), workspace.state
+    run = workspace.run_dir("vit-1")
+    state = workspace.state
     shard = written(run / "out" / "checkpoint-10" / "shards" / "model.bin", 4)
     saved = [shard.parents[1], written(run / "best.pt", 2)]
     save(home.connection, "vit-1", [], [ledger_row(str(place)) for place in saved])

@@ -67,7 +67,7 @@ def test_no_driver_fails_only_where_there_is_a_gpu() -> None:
 
 
 def test_unhealthy_gpus() -> None:
-    for reading, quarantined, status, words in [
+    for reading, quarantined, status, phrase in [
         (replace(FIT, samples={"GPU-0": GpuSample("GPU-0", state="lost")}), {}, "fail", "GPU 0 is lost"),
         (slow_changed(FIT, row_remap_failed=True), {}, "fail", "could not be remapped"),
         (FIT, {"GPU-1": "XID 79"}, "fail", "GPU 1 is in quarantine (XID 79)"),
@@ -77,7 +77,7 @@ def test_unhealthy_gpus() -> None:
         (GpuReading("nvml"), {}, "skip", "no GPUs"),
     ]:
         result = check_health(reading, NotedGpus(quarantined))
-        assert result.status == status and words in result.detail, (reading, quarantined, status, words)
+        assert result.status == status and phrase in result.detail, (reading, quarantined, status, phrase)
 
 
 def test_a_gpu_that_is_left_to_others_is_named_and_no_fault() -> None:
@@ -109,7 +109,7 @@ ANSWER = InterpreterAnswer("3.12.1", "2.8.0", "12.8", "2.27.3", module=None, run
 
 
 def test_torch_and_the_driver() -> None:
-    for changes, reading, status, words in [
+    for changes, reading, status, phrase in [
         ({}, FIT, "pass", "the driver supports up to 12.8"),
         ({"cuda": "13.0"}, FIT, "fail", "built for CUDA 13.0, the driver supports up to 12.8"),
         ({"cuda": "12.9"}, FIT, "warn", "of the same major"),
@@ -119,18 +119,18 @@ def test_torch_and_the_driver() -> None:
         ({"torch": None}, FIT, "warn", "has no torch"),
     ]:
         torch = check_interpreter("/env/python", replace(ANSWER, **changes), reading)[1]
-        assert (torch.name, torch.status) == ("torch", status) and words in torch.detail, changes
+        assert (torch.name, torch.status) == ("torch", status) and phrase in torch.detail, changes
 
 
 def test_the_driver_is_read_by_the_child(fake_nvml: FakeNvml) -> None:  # noqa: F811
     fake_nvml.configure(["gpus 2"])
-    found = read_gpus(None)
-    assert found.source == "nvml" and found.problem is None and found.driver_version
-    assert [gpu.index for gpu in found.facts] == [0, 1]
-    assert {sample.state for sample in found.samples.values()} == {"ok"}
-    for gpu in found.facts:
-        assert found.slow[gpu.uuid].pcie_generation is not None and found.slow[gpu.uuid].pcie_width is not None
-    assert [(pair.first, pair.second) for pair in found.pairs] == [(0, 1)]
+    reading = read_gpus(None)
+    assert reading.source == "nvml" and reading.problem is None and reading.driver_version
+    assert [gpu.index for gpu in reading.facts] == [0, 1]
+    assert {sample.state for sample in reading.samples.values()} == {"ok"}
+    for gpu in reading.facts:
+        assert reading.slow[gpu.uuid].pcie_generation is not None and reading.slow[gpu.uuid].pcie_width is not None
+    assert [(pair.first, pair.second) for pair in reading.pairs] == [(0, 1)]
 
 
 # --- bandwidth
@@ -158,9 +158,9 @@ def test_a_gpu_is_held_by_a_lease_here_or_by_a_lock_of_anybody(workspace: Worksp
     # Simulated GPUs: their locks are in this home.
     workspace.scenario.touch()
     assert held_gpus(workspace, FREE, []) == [] and held_gpus(workspace, FREE, ["GPU-1"]) == ["GPU-1"]
-    taken = GpuLocks.of(workspace).take(["GPU-0"])
+    locks = GpuLocks.of(workspace).take(["GPU-0"])
     assert held_gpus(workspace, FREE, []) == ["GPU-0"]
-    taken.close()
+    locks.close()
 
 
 def test_figures_of_a_fit_machine() -> None:
@@ -182,8 +182,8 @@ def test_slow_copies_and_an_unused_nvlink() -> None:
 @pytest.mark.long
 def test_two_real_processes_on_the_cpu() -> None:
     pytest.importorskip("torch", reason="torch is not installed")
-    found = measure(sys.executable, os.environ, None)
-    assert isinstance(found, Bandwidth), found
-    assert (found.backend, found.world, found.copies) == ("gloo", 2, ())
-    assert found.bus_bytes_per_second is not None and found.bus_bytes_per_second > 1e6
-    assert found.latency_seconds is not None and 0 < found.latency_seconds < 1
+    bandwidth = measure(sys.executable, os.environ, None)
+    assert isinstance(bandwidth, Bandwidth), bandwidth
+    assert (bandwidth.backend, bandwidth.world, bandwidth.copies) == ("gloo", 2, ())
+    assert bandwidth.bus_bytes_per_second is not None and bandwidth.bus_bytes_per_second > 1e6
+    assert bandwidth.latency_seconds is not None and 0 < bandwidth.latency_seconds < 1

@@ -86,11 +86,11 @@ def test_mistakes_in_settings_are_found(tmp_path: Path, monkeypatch: pytest.Monk
     assert mistakes(workspace) == []
     workspace.notify.write_text("- {to: tell, event: [alert]}\n")
     workspace.gpus.write_text("usee: [0]\n")
-    found = mistakes(workspace)
-    assert [mentions(text, name, ":1") for text, name in zip(found, ("notify.yaml", "gpus.yaml"), strict=True)]
+    problems = mistakes(workspace)
+    assert [mentions(text, name, ":1") for text, name in zip(problems, ("notify.yaml", "gpus.yaml"), strict=True)]
     monkeypatch.setattr(os, "access", lambda path, _: path != workspace.gpus)
     assert len(mistakes(workspace)) == 2 and len(mistakes(workspace, is_anothers=True)) == 1
-    assert home.check_settings(found).status == "fail" and home.check_settings([]).status == "pass"
+    assert home.check_settings(problems).status == "fail" and home.check_settings([]).status == "pass"
 
 
 def test_a_real_write_leaves_nothing_behind(tmp_path: Path) -> None:
