@@ -82,8 +82,8 @@ class StudyHome(Home):
 
     def carry_out(self) -> int:
         """Do what is asked for at once: how much it was."""
-        found = self.pending()
-        for command in found:
+        pending = self.pending()
+        for command in pending:
             if command.verb == "run":
                 self._make_run(command)
             elif command.verb == "stop":
@@ -103,7 +103,7 @@ class StudyHome(Home):
                 self.begin_attempt(run.run_id)
             with transaction(self.connection):
                 commands.give_answer(self.connection, command.command_id, "done", now=self.now, result={})
-        return len(found)
+        return len(pending)
 
     def ask(self, verb: str, run_id: str | None = None, **args: Any) -> None:
         """Send a person's command to the agent's own handler. Raises RefusedError."""
@@ -117,13 +117,13 @@ class StudyHome(Home):
                 raise
 
     def refuse(self, *verbs: str, kind: str | None = None) -> int:
-        found = self.pending(*verbs)
-        for command in found:
+        pending = self.pending(*verbs)
+        for command in pending:
             result = None if kind is None else {"refusal": kind}
             commands.give_answer(
                 self.connection, command.command_id, "refused", now=self.now, reason="refused", result=result
             )
-        return len(found)
+        return len(pending)
 
     def _make_run(self, command: PendingCommand) -> None:
         ticket, spec = read_ticket(self.workspace, command.args["ticket"])
@@ -181,9 +181,9 @@ class StudyHome(Home):
                 archive.writestr("state", f"{run_id} {step}")
         else:
             path.write_text(json.dumps({"run": run_id, "step": step}))
-        seen = self.value("SELECT 1 + count(*) FROM checkpoints")
+        moment = self.value("SELECT 1 + count(*) FROM checkpoints")
         row = ledger_row(
-            str(path), seen, attempt, step, content=content_of(path), verdict="valid" if is_known else "unexamined"
+            str(path), moment, attempt, step, content=content_of(path), verdict="valid" if is_known else "unexamined"
         )
         self.connection.execute("DELETE FROM checkpoints WHERE path = ?", (str(path),))
         checkpoints.save(self.connection, run_id, (), [msgspec.structs.replace(row, **more)])
@@ -203,9 +203,9 @@ class StudyHome(Home):
 
     @property
     def study(self) -> StudyRecord:
-        found = get_study(self.connection, STUDY)
-        assert found is not None
-        return found
+        study = get_study(self.connection, STUDY)
+        assert study is not None
+        return study
 
     @property
     def trials(self) -> list[TrialRecord]:

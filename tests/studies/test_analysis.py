@@ -17,7 +17,8 @@ from gputui.studies.analysis import best_so_far, best_trial, complete_trials, ra
 from gputui.studies.importances import MIN_TRIALS, evaluate_importances
 from gputui.studies.spec import Dimension, Objective, StudySpec
 
-LOSS, ACCURACY = Objective("loss"), Objective("accuracy", "maximize")
+LOSS = Objective("loss")
+ACCURACY = Objective("accuracy", "maximize")
 
 
 def trial(
@@ -34,14 +35,17 @@ def trial(
     )  # fmt: skip
 
 
-PRUNED, RUNNING = TrialState.PRUNED, TrialState.RUNNING
+PRUNED = TrialState.PRUNED
+RUNNING = TrialState.RUNNING
 
 
 def test_only_complete_trials_with_a_number_that_keep_the_constraints_count() -> None:
-    diverged, withheld, too_large = trial(2, math.nan), trial(3), trial(4, 0.1, constraints=(5.0,))
-    kept = trial(5, 0.4, constraints=(-1.0, 0.0))
-    given = [trial(0, 0.5), trial(1, 0.1, state=PRUNED), diverged, withheld, too_large, kept]
-    assert complete_trials(given) == [trial(0, 0.5), kept]
+    diverged = trial(2, math.nan)
+    withheld = trial(3)
+    too_large = trial(4, 0.1, constraints=(5.0,))
+    feasible = trial(5, 0.4, constraints=(-1.0, 0.0))
+    trials = [trial(0, 0.5), trial(1, 0.1, state=PRUNED), diverged, withheld, too_large, feasible]
+    assert complete_trials(trials) == [trial(0, 0.5), feasible]
 
 
 def test_the_best_is_by_the_direction_and_the_earlier_of_equals() -> None:
@@ -58,23 +62,25 @@ def test_the_best_so_far_counts_every_trial_that_is_over() -> None:
 def test_the_front_holds_what_nothing_beats_in_every_objective() -> None:
     objectives = (LOSS, ACCURACY)
     trials = [trial(0, 0.5, 0.9), trial(1, 0.2, 0.5), trial(2, 0.6, 0.8), trial(3, 0.2, 0.5), trial(4, 0.1, 0.1)]
-    assert [one.number for one in rank_trials(trials, objectives, most=1)] == [4, 1, 3, 0]
+    assert [trial.number for trial in rank_trials(trials, objectives, most=1)] == [4, 1, 3, 0]
     assert best_trial(trials, objectives) is None
     (_, losses), (_, accuracies) = split_by_objective(trials, objectives)
-    assert [one.values for one in losses] == [(one.values[0],) for one in trials]
+    assert [trial.values for trial in losses] == [(trial.values[0],) for trial in trials]
     assert best_trial(accuracies, objectives[1:]) == accuracies[0]
 
 
 def planted(count: int, seed: int = 3) -> list[TrialRecord]:
     """The loss is least in the middle of ``width``, the accuracy rises with ``lr``; ``other`` changes nothing."""
     draw = random.Random(seed)
-    made = []
+    trials = []
     for number in range(count):
-        lr, width, other = draw.random(), draw.random(), draw.choice("abc")
+        lr = draw.random()
+        width = draw.random()
+        letter = draw.choice("abc")
         loss = 6 * abs(width - 0.5) + 0.01 * draw.random()
-        params = {"lr": lr, "width": width, "other": other}
-        made.append(trial(number, loss, lr + 0.01 * draw.random(), params=params))
-    return made
+        params = {"lr": lr, "width": width, "other": letter}
+        trials.append(trial(number, loss, lr + 0.01 * draw.random(), params=params))
+    return trials
 
 
 OTHER = Dimension("other", "choice", choices=("a", "b", "c"))
@@ -83,20 +89,20 @@ SPEC = StudySpec("s", "net", SPACE, (LOSS, ACCURACY))
 
 
 def test_what_mattered_is_found_for_each_objective() -> None:
-    found = evaluate_importances(planted(120), SPEC)
+    importances = evaluate_importances(planted(120), SPEC)
     for metric, most in (("loss", "width"), ("accuracy", "lr")):
-        shares = {importance.name: importance.share for importance in found if importance.objective == metric}
+        shares = {importance.name: importance.share for importance in importances if importance.objective == metric}
         assert next(iter(shares)) == most and math.isclose(sum(shares.values()), 1.0)
     assert evaluate_importances(planted(MIN_TRIALS - 1), SPEC) == []
     strange = replace(planted(1)[0], origin=OUTSIDE, params={"lr": 7.0, "width": "big", "other": "z"})
-    assert evaluate_importances([*planted(120), strange], SPEC) == found
+    assert evaluate_importances([*planted(120), strange], SPEC) == importances
     lacking = [
         replace(
             trial, params={name: value for name, value in trial.params.items() if name != "width" or trial.number % 2}
         )
         for trial in planted(60)
     ]
-    assert {one.name for one in evaluate_importances(lacking, SPEC)} == {"lr", "width", "other"}
+    assert {importance.name for importance in evaluate_importances(lacking, SPEC)} == {"lr", "width", "other"}
 
 
 # --- drawings ---------------------------------------------------------------------------------------------------------

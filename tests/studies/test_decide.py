@@ -66,8 +66,8 @@ def points(*arguments: tuple[float, float, int]) -> list[ObjectivePoint]:
 
 
 def test_what_an_attempt_repeats_counts_once() -> None:
-    found = points((1, 0.9, 1), (2, 0.1, 1), (3, 0.7, 1), (2, 0.8, 2), (3, 0.6, 2))
-    assert [(point.position, point.value) for point in found] == [(1, 0.9), (2, 0.8), (3, 0.6)]
+    curve = points((1, 0.9, 1), (2, 0.1, 1), (3, 0.7, 1), (2, 0.8, 2), (3, 0.6, 2))
+    assert [(point.position, point.value) for point in curve] == [(1, 0.9), (2, 0.8), (3, 0.6)]
 
 
 @table(
@@ -123,21 +123,22 @@ def test_a_trial_that_was_cut_short_is_pruned_however_its_run_ended() -> None:
         ruled = judge_trial(cut, end, [0.5], (), study())
         assert (ruled.state, ruled.reason, ruled.values) == (TrialState.PRUNED, cut.reason, ())
     assert judge_trial(cut, RunEnd(RunState.SUCCEEDED), [0.5], (), study()).state is TrialState.COMPLETE
-    asked = trial(0, TrialState.STOPPING, reason="budget")
-    assert judge_trial(asked, RunEnd(RunState.STOPPED), [0.5], (), study()).reason == "budget"
+    stopping = trial(0, TrialState.STOPPING, reason="budget")
+    assert judge_trial(stopping, RunEnd(RunState.STOPPED), [0.5], (), study()).reason == "budget"
 
 
 def test_a_broken_constraint_makes_a_point_infeasible() -> None:
     spec = study(constraints=Constraints(memory_bytes=100, step_seconds=0.5))
     assert constraint_values(spec, 150, None) == (0.5, 0.0)
     done = trial(0, TrialState.RUNNING), RunEnd(RunState.SUCCEEDED), [1.0]
-    broken, kept, slow = (judge_trial(*done, excess, spec) for excess in ((0.5, -0.1), (-0.5, -0.1), (-0.5, 0.1)))
-    assert (broken.state, kept.state) == (TrialState.INFEASIBLE, TrialState.COMPLETE)
+    broken, feasible, slow = (judge_trial(*done, excess, spec) for excess in ((0.5, -0.1), (-0.5, -0.1), (-0.5, 0.1)))
+    assert (broken.state, feasible.state) == (TrialState.INFEASIBLE, TrialState.COMPLETE)
     assert mentions(broken.reason, "memory", "150 B", "100 B")
     assert mentions(slow.reason, "step_time", "0.55 s", "0.5 s")
 
 
-DONE, LIVE = trial(0, TrialState.COMPLETE), trial(1, TrialState.RUNNING)
+DONE = trial(0, TrialState.COMPLETE)
+LIVE = trial(1, TrialState.RUNNING)
 
 
 @table(
@@ -200,8 +201,8 @@ def test_trials_of_other_processes_take_nothing_from_the_budget() -> None:
 
 
 def test_a_point_by_hand_is_run_beyond_the_budget_and_earlier_runs_do_not_count() -> None:
-    asked = trial(1, TrialState.ENQUEUED, origin="enqueued", run_id=None)
-    assert next_move(study(budget=Budget(1)), [DONE, asked], Usage(), 1) == Next(launch=True)
+    enqueued = trial(1, TrialState.ENQUEUED, origin="enqueued", run_id=None)
+    assert next_move(study(budget=Budget(1)), [DONE, enqueued], Usage(), 1) == Next(launch=True)
     warm = trial(0, TrialState.COMPLETE, origin="warm")
     assert next_move(study(budget=Budget(1)), [warm], Usage(), 1).launch
 
@@ -228,8 +229,8 @@ def test_as_many_share_as_fit(most: int, total: int | None, foreign: int | None,
 def test_two_alike_before_any_step_or_a_few_without_a_number_are_enough() -> None:
     enough = ["aa", "baa", "d" * SAME_OF_SPACE, "a" + "d" * SAME_OF_SPACE, "daa"]
     for causes in (*enough, "a", "ab", "-bb", "--", "d", "dd", "-" + "d" * SAME_OF_SPACE):
-        given = [{"d": "diverged", "-": None}.get(cause, cause) for cause in causes]
-        assert same_cause(given) is (causes in enough), causes
+        kinds = [{"d": "diverged", "-": None}.get(cause, cause) for cause in causes]
+        assert same_cause(kinds) is (causes in enough), causes
 
 
 def test_a_grid_gives_each_point_once() -> None:
@@ -266,18 +267,18 @@ def test_out_of_memory_keeps_the_effective_batch_where_it_is_not_tuned() -> None
 
 def test_a_trial_is_an_ordinary_run_of_its_study() -> None:
     base = replace(BASE, gpus=GpuRequest(4, min_count=2))
-    made = trial_spec(base, study(), "s-1", 3, {"lr": 0.1})
-    assert (made.study_id, made.trial, made.tuned, made.params["lr"]) == ("s-1", 3, ("lr",), 0.1)
-    assert made.priority < base.priority and made.gpus.min_count is None
-    own = trial_spec(replace(BASE, recovery={"ladders": {"unknown": ["restart", "restart"]}}), study(), "s-1", 0, {})
-    assert [len(policy_from(own.recovery).ladder(kind)) for kind in ("nonzero_exit", "unknown", "nan_loss")] == [
+    spec = trial_spec(base, study(), "s-1", 3, {"lr": 0.1})
+    assert (spec.study_id, spec.trial, spec.tuned, spec.params["lr"]) == ("s-1", 3, ("lr",), 0.1)
+    assert spec.priority < base.priority and spec.gpus.min_count is None
+    spec = trial_spec(replace(BASE, recovery={"ladders": {"unknown": ["restart", "restart"]}}), study(), "s-1", 0, {})
+    assert [len(policy_from(spec.recovery).ladder(kind)) for kind in ("nonzero_exit", "unknown", "nan_loss")] == [
         2,
         3,
         1,
     ]
     off = trial_spec(replace(BASE, recovery={"policy": "off"}), study(), "s-1", 0, {})
     assert not policy_from(off.recovery).enabled
-    assert RunSpec.from_json(made.to_json()) == made
+    assert RunSpec.from_json(spec.to_json()) == spec
 
 
 def test_what_was_cut_short_runs_to_the_end_where_it_is_among_the_best() -> None:

@@ -36,8 +36,8 @@ POINT = {"lr": 0.01, "width": 16, "act": "gelu"}
 
 
 def study(sampler: Any = "tpe", pruner: PrunerSpec | None = None, **changes: Any) -> StudySpec:
-    made = StudySpec("s", "net", SPACE, (Objective("loss"),), SamplerSpec(sampler), pruner or PrunerSpec("none"))
-    return replace(made, **changes)
+    spec = StudySpec("s", "net", SPACE, (Objective("loss"),), SamplerSpec(sampler), pruner or PrunerSpec("none"))
+    return replace(spec, **changes)
 
 
 def opened(spec: StudySpec, folder: Path) -> StudyJournal:
@@ -69,16 +69,16 @@ def test_a_process_that_dies_asks_for_the_same_points(kind: str, tmp_path: Path)
     spec = study(kind, objectives=several if kind == "nsga2" else (Objective("loss"),))
     if kind == "tpe":
         spec = replace(spec, sampler=SamplerSpec("tpe", startup=4))
-    found = points(spec, tmp_path / "lives")
-    assert found == points(spec, tmp_path / "dies", dies=True)
-    assert len({json.dumps(point, sort_keys=True) for point in found}) == 12
-    assert all(("slope" in point) is (point["act"] != "gelu") for point in found)
+    suggested = points(spec, tmp_path / "lives")
+    assert suggested == points(spec, tmp_path / "dies", dies=True)
+    assert len({json.dumps(point, sort_keys=True) for point in suggested}) == 12
+    assert all(("slope" in point) is (point["act"] != "gelu") for point in suggested)
 
 
 @table("kind", ["qmc", "cmaes", "gp"])
 def test_other_samplers_continue_after_a_death_with_new_points(kind: str, tmp_path: Path) -> None:
-    found = points(study(kind), tmp_path / "s", dies=True)
-    assert len({json.dumps(point, sort_keys=True) for point in found}) >= 11
+    suggested = points(study(kind), tmp_path / "s", dies=True)
+    assert len({json.dumps(point, sort_keys=True) for point in suggested}) >= 11
     # CMA-ES would keep its state as a pickle, which a process outside could replace.
     assert "optimizer" not in (tmp_path / "s" / JOURNAL_FILE).read_text()
 
@@ -90,7 +90,8 @@ def test_a_process_that_dies_each_time_cuts_the_same_trials_short(kind: Any, tmp
     def story(folder: Path, *, dies: bool) -> list[tuple[int, int]]:
         """(trial, rung) of all that are cut short; they run one after another."""
         folder.mkdir()
-        journal, cut = opened(spec, folder), []
+        journal = opened(spec, folder)
+        cut = []
         for number in range(20):
             journal.add(POINT, "sampled")
             for rung in range(1, 27):
@@ -105,8 +106,8 @@ def test_a_process_that_dies_each_time_cuts_the_same_trials_short(kind: Any, tmp
             journal.end(number, ruled, 0.0)
         return cut
 
-    found = story(tmp_path / "dies", dies=True)
-    assert found == story(tmp_path / "lives", dies=False) and 5 < len(found) < 20
+    events = story(tmp_path / "dies", dies=True)
+    assert events == story(tmp_path / "lives", dies=False) and 5 < len(events) < 20
 
 
 @table(
@@ -128,10 +129,10 @@ def test_a_verdict_is_given_once_also_by_a_process_that_dies_in_between(
         journal.end(0, Ruling(state, "why", values, broken), 1.0)
     journal = opened(spec, tmp_path)
     journal.end(0, Ruling(TrialState.COMPLETE, None, (9.0,)), 2.0)
-    (found,) = journal.trials()
-    assert found.state.name == name and found.values == (list(values) or None)
-    assert list(found.constraints.values()) == list(broken)
-    assert found.user_attrs[journals.VERDICT]["state"] == state
+    (trial,) = journal.trials()
+    assert trial.state.name == name and trial.values == (list(values) or None)
+    assert list(trial.constraints.values()) == list(broken)
+    assert trial.user_attrs[journals.VERDICT]["state"] == state
     journal.end(0, Ruling(TrialState.FAILED), 3.0)
     assert journal.trials()[0].state.name == name
 
@@ -168,7 +169,8 @@ def test_a_line_that_was_cut_and_appended_to_costs_that_line_alone(tmp_path: Pat
 ])  # fmt: skip
 def test_a_line_that_is_no_entry_is_moved_away_and_named(line: bytes, tmp_path: Path) -> None:
     opened(study(), tmp_path).add(POINT, "sampled")
-    file, said = tmp_path / JOURNAL_FILE, list[str]()
+    file = tmp_path / JOURNAL_FILE
+    said = list[str]()
     before = file.read_bytes()
     file.write_bytes(before + line + b"\n")
     ask = [json.loads(line) for line in before.splitlines()][-1]
@@ -198,8 +200,8 @@ def test_what_an_infeasible_point_reported_is_the_worst(direction: Any, worst: f
     journal.add(POINT, "sampled")
     journal.report(0, 1, 0.5)
     journal.end(0, Ruling(TrialState.INFEASIBLE, "ran out of memory"), 1.0)
-    (found,) = journal.trials()
-    assert (found.state.name, found.intermediate_values) == ("PRUNED", {1: worst})
+    (trial,) = journal.trials()
+    assert (trial.state.name, trial.intermediate_values) == ("PRUNED", {1: worst})
 
 
 # --- other processes --------------------------------------------------------------------------------------------------
@@ -218,8 +220,8 @@ print(len(study.trials))
 
 def ask_outside(file: Path, *values: float) -> str:
     """Another process asks for a trial for each value, and tells it."""
-    words = [sys.executable, "-c", WORKER, str(file), *map(str, values)]
-    return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
+    argv = [sys.executable, "-c", WORKER, str(file), *map(str, values)]
+    return subprocess.run(argv, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def test_a_python_process_asks_and_tells_beside_gputui(tmp_path: Path) -> None:
@@ -227,9 +229,9 @@ def test_a_python_process_asks_and_tells_beside_gputui(tmp_path: Path) -> None:
     journal.sample()
     assert ask_outside(tmp_path / JOURNAL_FILE, 0.5, 0.25) == "3"
     journal.sample()
-    found = journal.trials()
+    trials = journal.trials()
     assert list(journal.own_notes()) == [0, 3]
-    assert [trial.value for trial in found[1:3]] == [0.5, 0.25] and journal.study.best_trial.number == 2
+    assert [trial.value for trial in trials[1:3]] == [0.5, 0.25] and journal.study.best_trial.number == 2
 
 
 @pytest.fixture

@@ -26,10 +26,10 @@ from tests.texts import mentions
 @pytest.fixture
 def home(begin: Begin) -> StudyHome:
     """Four members that train; trial 0 is the best by far, and trial 3 the worst."""
-    made = begin(POPULATION)
-    made.work()
-    assert made.states() == ["running"] * 4
-    return made
+    home = begin(POPULATION)
+    home.work()
+    assert home.states() == ["running"] * 4
+    return home
 
 
 def pass_milestone(home: StudyHome, milestone: int, **saved: Any) -> None:
@@ -103,8 +103,8 @@ def test_what_a_member_reached_before_it_left_its_training_counts_no_more(home: 
     assert home.trial(3).rung == 1
     home.report(3, 19, 0.04)
     home.process.turn()
-    found = [rung for rung in read_rungs(home.connection, STUDY) if rung.number == 3]
-    assert [(rung.rung, rung.value, rung.attempt) for rung in found] == [(1, 0.4, 1), (2, 0.04, 2)]
+    rungs = [rung for rung in read_rungs(home.connection, STUDY) if rung.number == 3]
+    assert [(rung.rung, rung.value, rung.attempt) for rung in rungs] == [(1, 0.4, 1), (2, 0.04, 2)]
 
 
 # --- pins -------------------------------------------------------------------------------------------------------------
@@ -118,9 +118,9 @@ def write_whole(path: Path, text: str = "state") -> Path:
 
 def rewrite(path: Path) -> None:
     """Write other content into the very file."""
-    other = write_whole(path.with_suffix(".other"), "another state").read_bytes()
+    whole_file = write_whole(path.with_suffix(".other"), "another state").read_bytes()
     with path.open("r+b") as file:
-        file.write(other)
+        file.write(whole_file)
         file.truncate()
 
 
@@ -178,8 +178,8 @@ def test_milestones_that_pass_while_no_process_lives_are_compared_by_the_next_on
     home.process.turn()
     assert home.states() == ["running", "complete", "running", "stopping"]
     assert home.trial(3).population["exploit"]["milestone"] == 3 and home.trial(3).population["exploit"]["donor"] == 0
-    found = {(rung.number, rung.rung): rung.value for rung in read_rungs(home.connection, STUDY)}
-    assert found == {
+    values = {(rung.number, rung.rung): rung.value for rung in read_rungs(home.connection, STUDY)}
+    assert values == {
         (number, rung): pytest.approx(0.1 * (number + 1) / rung) for number in range(4) for rung in (1, 2, 3)
     }
 
@@ -234,6 +234,6 @@ def test_a_lineage_is_a_profile_with_phases(tmp_path: Path) -> None:
         with pytest.raises(StudyExportError):
             phased_profile(base, changed, "s-1-t2", {"steps": 50}, phases)
     assert "rate: 0.1" in phased_profile(base, "name: net\nparams:\n", "s-1-t2", {}, phases)
-    kept = "name: net\nenv: {VERSION: 1.10, FLAG: yes, MASK: 0x10}\nparams: {seed: 010}\n"
-    written = yaml.safe_load(phased_profile(base, kept, "s-1-t2", {}, phases))
+    profile = "name: net\nenv: {VERSION: 1.10, FLAG: yes, MASK: 0x10}\nparams: {seed: 010}\n"
+    written = yaml.safe_load(phased_profile(base, profile, "s-1-t2", {}, phases))
     assert written["env"] == {"VERSION": "1.10", "FLAG": "yes", "MASK": "0x10"} and written["params"]["seed"] == 10

@@ -75,8 +75,8 @@ def test_values_that_the_space_has_not_are_left_out_by_the_sampler(
         outside(home).add_trial(create_trial(params=params, distributions=distributions, value=float(value)))
     for number in (0, 6, 7):
         finish(home, number)
-    found = [trial for trial in home.trials if trial.origin != "outside"]
-    assert len(found) == 4 and all(SPACE[0].holds(trial.params["rate"]) for trial in found)
+    trials = [trial for trial in home.trials if trial.origin != "outside"]
+    assert len(trials) == 4 and all(SPACE[0].holds(trial.params["rate"]) for trial in trials)
     assert home.trial(1).params == params
 
 
@@ -91,10 +91,10 @@ def test_samplers_learn_from_a_trial_of_another_process_only_with_a_point_of_the
         distributions = {name: whole[name] for name in params}
         home.process.turn()
         outside(home).add_trial(create_trial(params=params, distributions=distributions, value=0.5))
-    found = home.process.journal.trials()
-    seen = [trial.number for trial in home.process.journal._learned_from()]
-    assert [number for number in range(len(found)) if number not in seen] == [
-        trial.number for trial in found if trial.params.get("rate") == 40.0 or len(trial.params) == 1
+    trials = home.process.journal.trials()
+    learned = [trial.number for trial in home.process.journal._learned_from()]
+    assert [number for number in range(len(trials)) if number not in learned] == [
+        trial.number for trial in trials if trial.params.get("rate") == 40.0 or len(trial.params) == 1
     ]
     home.process.view.update(home.process.journal)
     best = [trial.params for trial in home.trials if trial.state == "complete"]
@@ -105,10 +105,10 @@ def test_samplers_learn_from_a_trial_of_another_process_only_with_a_point_of_the
 def test_a_value_that_is_not_finite_fails_the_trial(value: float, begin: Begin) -> None:
     home = begin(RANDOM)
     home.work()
-    other = outside(home)
-    asked = other.ask()
-    asked.suggest_categorical("place", [math.nan, "x"])
-    other.tell(asked, value)
+    outsider = outside(home)
+    trial = outsider.ask()
+    trial.suggest_categorical("place", [math.nan, "x"])
+    outsider.tell(trial, value)
     home.work()
     assert (home.trial(1).state, home.trial(1).values) == ("failed", ())
     (stored,) = home.connection.execute("SELECT params FROM trials WHERE number = 1").fetchone()
@@ -120,7 +120,7 @@ def test_a_run_whose_trial_another_process_has_ended_is_stopped(begin: Begin) ->
     home.work()
     outside(home).tell(0, 0.125)
     home.process.turn()
-    assert home.trial(0).state == "stopping" and [asked.verb for asked in home.pending()] == ["stop"]
+    assert home.trial(0).state == "stopping" and [command.verb for command in home.pending()] == ["stop"]
     home.work()
     run = get_run(home.connection, home.trial(0).run_id or "")
     assert run is not None and run.state is RunState.STOPPED
@@ -155,8 +155,8 @@ def test_a_member_whose_trial_another_process_has_ended_is_stopped(begin: Begin)
 def test_trials_that_were_copied_from_any_study_are_not_gputuis(begin: Begin) -> None:
     home = begin(RANDOM)
     home.work()
-    own = outside(home).trials[0].user_attrs["gputui"]
-    for noted in ({"origin": "sampled", "study": "s-2"}, {"origin": "sampled"}, 5, own):
+    attributes = outside(home).trials[0].user_attrs["gputui"]
+    for noted in ({"origin": "sampled", "study": "s-2"}, {"origin": "sampled"}, 5, attributes):
         distributions: dict[str, Any] = {"rate": FloatDistribution(0.0, 1.0)}
         copied = create_trial(
             params={"rate": 0.1}, distributions=distributions, value=0.3, user_attrs={"gputui": noted}
@@ -317,7 +317,8 @@ def test_an_export_leaves_the_journal_as_it_is(begin: Begin, tmp_path: Path) -> 
     home.work()
     home.ask("study_stop")
     home.work()
-    before, target = file_of(home).read_bytes(), tmp_path / "out.db"
+    before = file_of(home).read_bytes()
+    target = tmp_path / "out.db"
     assert export_storage(home.connection, file_of(home).parent, home.study, target) == 1
     exported = optuna.load_study(study_name=STUDY, storage=f"sqlite:///{target}")
     assert [trial.state.name for trial in exported.trials] == ["FAIL"]

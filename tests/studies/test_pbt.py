@@ -33,25 +33,26 @@ def test_a_milestone_is_due_once_the_last_member_has_passed_it() -> None:
 
 def test_the_worst_quarter_goes_on_from_the_best() -> None:
     members = [member(number, float(number)) for number in range(8)]
-    found = choose_exploits(members, 1, SPEC, SPACE, LOSS, 7)
-    assert {one.number for one in found} == {6, 7} and {one.donor for one in found} <= {0, 1}
-    assert found == choose_exploits(members, 1, SPEC, SPACE, LOSS, 7)
+    exploits = choose_exploits(members, 1, SPEC, SPACE, LOSS, 7)
+    assert {exploit.number for exploit in exploits} == {6, 7} and {exploit.donor for exploit in exploits} <= {0, 1}
+    assert exploits == choose_exploits(members, 1, SPEC, SPACE, LOSS, 7)
     upwards = choose_exploits(members, 1, SPEC, SPACE, Objective("accuracy", "maximize"), 7)
     assert {one.number for one in upwards} == {0, 1} and {one.donor for one in upwards} <= {6, 7}
 
 
 def test_what_is_no_number_is_worst_and_gives_nothing() -> None:
     members = [member(0, math.nan), member(1, 0.5), member(2, 0.4, can_give=False), member(3, 0.6)]
-    [found] = choose_exploits(members, 1, SPEC, SPACE, LOSS, 1)
-    assert (found.number, found.donor) == (0, 1)  # the best has no whole checkpoint
-    assert choose_exploits([one._replace(can_give=False) for one in members], 1, SPEC, SPACE, LOSS, 1) == []
-    [found] = choose_exploits([member(0, math.nan), *members[1:2], *members[3:]], 1, SPEC, SPACE, LOSS, 1)
-    assert (found.number, found.donor) == (0, 1)
+    [exploit] = choose_exploits(members, 1, SPEC, SPACE, LOSS, 1)
+    assert (exploit.number, exploit.donor) == (0, 1)  # the best has no whole checkpoint
+    assert choose_exploits([candidate._replace(can_give=False) for candidate in members], 1, SPEC, SPACE, LOSS, 1) == []
+    [exploit] = choose_exploits([member(0, math.nan), *members[1:2], *members[3:]], 1, SPEC, SPACE, LOSS, 1)
+    assert (exploit.number, exploit.donor) == (0, 1)
     assert choose_exploits([member(0, 0.5), member(1, 0.5)], 1, SPEC, SPACE, LOSS, 1) == []
 
 
 def fits(params: Mapping[str, Scalar]) -> bool:
-    lr, width = params["lr"], params["width"]
+    lr = params["lr"]
+    width = params["width"]
     assert isinstance(lr, float) and isinstance(width, int)
     return 1e-4 <= lr <= 1e-1 and width in range(8, 65, 8) and params["kind"] in ("a", "b", "c")
 

@@ -105,8 +105,8 @@ def verdicts(lab: Machine, study: str = "s-1") -> dict[int, str]:
 
 
 def state(lab: Machine, study: str = "s-1") -> str:
-    found = lab.rows("SELECT state FROM studies WHERE study_id = ?", study)
-    return str(found[0][0]) if found else ""
+    rows = lab.rows("SELECT state FROM studies WHERE study_id = ?", study)
+    return str(rows[0][0]) if rows else ""
 
 
 def wait_for(lab: Machine, *states: str, study: str = "s-1") -> None:
@@ -114,8 +114,8 @@ def wait_for(lab: Machine, *states: str, study: str = "s-1") -> None:
 
 
 def process_of(lab: Machine, study: str = "s-1") -> identity.Holder | None:
-    found = identity.holder(lab.workspace.studies / study / LOCK_FILE)
-    return found if found is not None and is_alive(found.identity) else None
+    holder = identity.holder(lab.workspace.studies / study / LOCK_FILE)
+    return holder if holder is not None and is_alive(holder.identity) else None
 
 
 def test_a_grid_runs_each_point_once_as_an_ordinary_run(lab: Machine) -> None:
@@ -150,18 +150,18 @@ def test_a_bad_trial_is_cut_short_without_an_incident(lab: Machine) -> None:
     assert rung is not None and rung < 30
     assert lab.rows("SELECT state, reason FROM runs WHERE run_id = ?", run_id) == [("stopped", reason)]
     assert lab.rows("SELECT count(*) FROM incidents") == [(0,)]
-    shown = lab.json("study", "show", "s")["trials"][2]
-    assert shown["value"] == shown["rungs"][-1]["value"] and [rung["rung"] for rung in shown["rungs"]][-1] == rung
+    trial = lab.json("study", "show", "s")["trials"][2]
+    assert trial["value"] == trial["rungs"][-1]["value"] and [rung["rung"] for rung in trial["rungs"]][-1] == rung
 
 
 def test_faults_are_told_apart(lab: Machine) -> None:
     text = STUDY.replace("quality: [0.1, 0.2, 0.3, 0.4]", "fault: [none, oom, nan, once]")
     begin(lab, write(lab, text))
-    found = lab.json("study", "show")["trials"]
-    assert [trial["state"] for trial in found] == ["complete", "infeasible", "failed", "complete"]
-    assert [trial["value"] is None for trial in found] == [False, True, True, False]
-    assert lab.json("show", found[3]["run"])["attempt"] == 2
-    assert lab.json("show", found[2]["run"])["attempt"] == 1
+    trials = lab.json("study", "show")["trials"]
+    assert [trial["state"] for trial in trials] == ["complete", "infeasible", "failed", "complete"]
+    assert [trial["value"] is None for trial in trials] == [False, True, True, False]
+    assert lab.json("show", trials[3]["run"])["attempt"] == 2
+    assert lab.json("show", trials[2]["run"])["attempt"] == 1
 
 
 def test_an_objective_that_no_line_reports_pauses_the_study_at_once(lab: Machine) -> None:

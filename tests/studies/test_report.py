@@ -49,9 +49,9 @@ def rows_under(heading: str, text: str) -> list[str]:
 
 def test_the_commands_set_the_best_points_and_the_studys_own_values() -> None:
     spec = replace(SPEC, params={"steps": 50, "amp": True, "crop": None})
-    words = shlex.split(winner_command(findings(spec=spec), TRIALS[1]))
-    assert words[:6] == ["gputui", "run", "net", "--gpus", "2", "--set"]
-    assert words[6::2] == ["steps=50", "amp=true", "crop=null", "lr=0.012345678", "kind=a b"]
+    argv = shlex.split(winner_command(findings(spec=spec), TRIALS[1]))
+    assert argv[:6] == ["gputui", "run", "net", "--gpus", "2", "--set"]
+    assert argv[6::2] == ["steps=50", "amp=true", "crop=null", "lr=0.012345678", "kind=a b"]
     of_command = structs.replace(findings(), run_words=["--gpus", "1"], typed=["train.py", "--lr", "1"])
     assert winner_command(of_command, TRIALS[1]).startswith("gputui run --gpus 1 --set steps=50 ")
     assert winner_command(of_command, TRIALS[1]).endswith(" -- train.py --lr 1")
@@ -67,26 +67,26 @@ def test_each_of_several_objectives_is_reported_and_each_member_of_the_front_can
         trial(number, number / 10, 1.0 + number % 2, params={"lr": number / 10, "kind": "ab"[number % 2]})
         for number in range(40)
     ]
-    found = findings(trials, spec=spec)
-    text = markdown(found)
+    report = findings(trials, spec=spec)
+    text = markdown(report)
     assert rows_under("## Pareto front", text) == ["0", "1"] and "the best," not in text
-    assert all((winner_command(found, trial) in text) is (trial.number < 2) for trial in trials)
+    assert all((winner_command(report, trial) in text) is (trial.number < 2) for trial in trials)
     assert rows_under("## What mattered for loss", text)[0] == "lr"
     assert set(rows_under("## What mattered for size", text)) == {"lr", "kind"}
-    assert {"values-of-loss.svg", "values-of-size.svg", "over-lr-of-size.svg"} <= contents(found).keys()
+    assert {"values-of-loss.svg", "values-of-size.svg", "over-lr-of-size.svg"} <= contents(report).keys()
 
 
 def test_the_files_refer_to_each_other_and_the_page_to_nothing() -> None:
     many = [trial(number, 0.5 + number / 10, params={"lr": 0.1 * (number + 1), "kind": "a b"}) for number in range(9)]
-    made = contents(findings(many))
-    named = set(re.findall(r"\]\((\S+\.svg)\)", made["report.md"].decode()))
-    assert named == {name for name in made if name.endswith(".svg")}
-    assert named == {"values.svg", "curves.svg", "over-lr.svg", "over-kind.svg"}
-    for name in named:
-        root = ElementTree.fromstring(made[name])
+    files = contents(findings(many))
+    linked = set(re.findall(r"\]\((\S+\.svg)\)", files["report.md"].decode()))
+    assert linked == {name for name in files if name.endswith(".svg")}
+    assert linked == {"values.svg", "curves.svg", "over-lr.svg", "over-kind.svg"}
+    for name in linked:
+        root = ElementTree.fromstring(files[name])
         assert root.findall("{http://www.w3.org/2000/svg}polyline")
-    text = made["report.html"].decode()
-    assert text.count("<svg") == len(named)
+    text = files["report.html"].decode()
+    assert text.count("<svg") == len(linked)
     assert not re.search(r"(?:src|href)=|<script", text)
 
 

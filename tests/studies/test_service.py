@@ -38,8 +38,9 @@ class ServiceHome(Home):
 
     def seconds_to_next(self) -> float:
         """The seconds until another process is started."""
-        count, began = len(self.started), self.uptime
-        self.studies.poll()
+        count = len(self.started)
+        began = self.uptime
+        self.studies.turn()
         while len(self.started) == count:
             self.uptime += 0.5
             self.studies.poll()

@@ -93,8 +93,8 @@ def held_by(lab: Machine) -> str | None:
 
 def attempts(lab: Machine, trial: int) -> list[dict[str, Any]]:
     (run_id,) = lab.rows("SELECT run_id FROM runs WHERE trial = ?", trial)[0]
-    shown: list[dict[str, Any]] = lab.json("show", run_id)["attempts"]
-    return shown
+    attempts: list[dict[str, Any]] = lab.json("show", run_id)["attempts"]
+    return attempts
 
 
 def test_two_trials_share_a_gpu_also_when_the_agent_was_killed_between(lab: Machine) -> None:

@@ -38,7 +38,8 @@ CHECKPOINTS = 'checkpoints: {pattern: "*.pt", resume: "--resume {checkpoint}"}\n
 PHASES = CHECKPOINTS + "phases: [{params: {lr: 0.2}}]\n"
 
 LR = "lr: {type: float, min: 1e-4, max: 1e-1, log: true}"
-LOSS, TRIALS = "objective: {metric: loss}\n", "budget: {trials: 4}\n"
+LOSS = "objective: {metric: loss}\n"
+TRIALS = "budget: {trials: 4}\n"
 STUDY = f"profile: ./net.yaml\nspace:\n  {LR}\n{LOSS}{TRIALS}"
 PBT = "pbt: {members: 4, every: 10"
 CONDITIONS = """profile: ./net.yaml
@@ -311,13 +312,14 @@ def test_only_the_loader_compares_keys_with_each_other_and_with_the_profile(fold
 def test_members_of_the_shipped_population_have_a_value_and_a_checkpoint_at_each_milestone(
     workspace: Workspace, tmp_path: Path
 ) -> None:
-    found = load_study(shipped_studies() / "gpt2-pbt.yaml", workspace, tmp_path)
-    spec, defaults = found.spec, {name: one.default for name, one in found.profile.parameters.items()}
+    study = load_study(shipped_studies() / "gpt2-pbt.yaml", workspace, tmp_path)
+    spec = study.spec
+    defaults = {name: parameter.default for name, parameter in study.profile.parameters.items()}
     assert spec.pbt is not None and spec.parallel == spec.pbt.members
     for name in ("validate_every", "checkpoint_every"):
         assert spec.pbt.every % int(str(spec.params[name])) == 0
     assert int(str(spec.params["steps"])) % spec.pbt.every == 0
-    assert spec.pbt.members * spec.gpus_per_trial == found.profile.form.gpus.count
+    assert spec.pbt.members * spec.gpus_per_trial == study.profile.form.gpus.count
     # As many tokens a step as the profile has on all its GPUs.
     assert spec.params["grad_accum"] == int(str(defaults["grad_accum"])) * spec.pbt.members
     assert {"lr", "weight_decay"} == set(spec.tuned) and spec.params["schedule"] == "constant"

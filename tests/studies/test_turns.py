@@ -74,7 +74,7 @@ def test_a_resume_of_a_rerun_that_no_checkpoint_allows_becomes_a_restart(begin: 
     home.process.turn()
     home.refuse("resume", kind=commands.NO_CHECKPOINT)
     home.process.turn()
-    assert [asked.verb for asked in home.pending()] == ["restart"]
+    assert [command.verb for command in home.pending()] == ["restart"]
 
 
 def test_a_resume_that_the_agent_refuses_fails_the_trial(begin: Begin) -> None:
@@ -94,8 +94,8 @@ def test_rungs_that_pass_between_two_looks_are_all_kept_and_judged(begin: Begin)
     for step in range(40):
         home.report(0, step, 0.9 if step < 10 else 0.5)
     home.process.turn()
-    found = [(rung.rung, rung.step, rung.value) for rung in read_rungs(home.connection, STUDY)]
-    assert found == [(1, 9, 0.9), (2, 19, 0.5), (3, 29, 0.5), (4, 39, 0.5)]
+    rungs = [(rung.rung, rung.step, rung.value) for rung in read_rungs(home.connection, STUDY)]
+    assert rungs == [(1, 9, 0.9), (2, 19, 0.5), (3, 29, 0.5), (4, 39, 0.5)]
     finish(home, 0)
     home.process.turn()
     # No process lives while the other passes four rungs, of which the second is the first bad one.
@@ -163,8 +163,8 @@ def test_a_study_that_stops_takes_nothing_more(begin: Begin) -> None:
     home = begin(replace(GRID, budget=Budget(trials=3)))
     home.work()
     home.ask("study_stop")
-    asked = {"enqueue": {"set": {"rate": 0.1}}, "extend": {"trials": 1}, "resume": {}, "pause": {}}
-    for verb, args in asked.items():
+    requests = {"enqueue": {"set": {"rate": 0.1}}, "extend": {"trials": 1}, "resume": {}, "pause": {}}
+    for verb, args in requests.items():
         with pytest.raises(RefusedError):
             home.ask(f"study_{verb}", **args)
     assert len(home.trials) == 2
@@ -276,29 +276,29 @@ def test_a_trial_of_another_process_is_listed_and_not_run(begin: Begin) -> None:
     home = begin(replace(RANDOM, budget=Budget(trials=1), parallel=1))
     home.work()
     study = home.process.journal.study
-    asked = study.ask()
-    assert asked.suggest_float("rate", 0.0, 1.0) <= 1.0
+    trial = study.ask()
+    assert trial.suggest_float("rate", 0.0, 1.0) <= 1.0
     home.process.turn()
     assert [(trial.origin, trial.state.value, trial.run_id is None) for trial in home.trials] == [
         ("sampled", "running", False), ("outside", "running", True),
     ]  # fmt: skip
-    study.tell(asked.number, 0.125)
+    study.tell(trial.number, 0.125)
     finish(home, 0)
     home.work()
-    assert (home.trial(1).state.value, home.trial(1).value, home.trial(1).params) == ("complete", 0.125, asked.params)
+    assert (home.trial(1).state.value, home.trial(1).value, home.trial(1).params) == ("complete", 0.125, trial.params)
     assert home.study.state is StudyState.FINISHED and len(home.trials) == 2
 
 
 def test_what_json_does_not_know_is_a_word(begin: Begin) -> None:
     home = begin(replace(RANDOM, budget=Budget(trials=1), parallel=1))
     home.work()
-    asked = home.process.journal.study.ask()
-    home.process.journal.study.tell(asked.number, math.inf)
+    trial = home.process.journal.study.ask()
+    home.process.journal.study.tell(trial.number, math.inf)
     home.report(0, 15, math.inf)
     home.process.turn()
     shape = show_shape(home.connection, home.study, home.now, None, home.workspace, {})
-    own, outside = json.loads(json.dumps(shape, allow_nan=False))["trials"]
-    assert own["rungs"][0]["value"] == "Infinity" and outside["origin"] == "outside"
+    sampled, outside = json.loads(json.dumps(shape, allow_nan=False))["trials"]
+    assert sampled["rungs"][0]["value"] == "Infinity" and outside["origin"] == "outside"
 
 
 @pytest.mark.parametrize("paused", [True, False])
@@ -343,11 +343,11 @@ def test_a_journal_that_was_lost_is_made_again_from_the_table(begin: Begin) -> N
     (home.workspace.studies / STUDY / rows.JOURNAL_FILE).unlink()
     home.restart()
     home.work()
-    found = home.process.journal.trials()
-    assert [(trial.state.name, trial.params) for trial in found] == [
+    trials = home.process.journal.trials()
+    assert [(trial.state.name, trial.params) for trial in trials] == [
         ("COMPLETE", home.trial(0).params), ("RUNNING", home.trial(1).params),
     ]  # fmt: skip
-    assert len(found[0].intermediate_values) == 10
+    assert len(trials[0].intermediate_values) == 10
 
 
 # --- budgets ----------------------------------------------------------------------------------------------------------
