@@ -36,7 +36,8 @@ class ExportedHome(Home):
     def __init__(self, workspace: Workspace, folder: Path) -> None:
         super().__init__(workspace)
         self.folder = folder
-        self.gate, self.refuses = threading.Event(), ""
+        self.gate = threading.Event()
+        self.refuses = ""
         for run_id in RUNS:
             spec = RunSpec("net", "python", ("t.py",), "/", "/usr/bin/python", sinks={"jsonl": f"{folder}/{{run_id}}"})
             self.run(run_id, attempt=1)
@@ -62,22 +63,22 @@ class ExportedHome(Home):
 
 @pytest.fixture
 def home(workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ExportedHome]:
-    made = ExportedHome(workspace, tmp_path)
+    exported = ExportedHome(workspace, tmp_path)
 
     class SlowSink(JsonlSink):
         def write(self, *piece: Any) -> None:
             if self._subject.run.run_id == "bad-1":
-                if made.refuses:
-                    raise ExportError(made.refuses)
-                assert made.gate.wait(60)
+                if exported.refuses:
+                    raise ExportError(exported.refuses)
+                assert exported.gate.wait(60)
             super().write(*piece)
 
     monkeypatch.setattr(follow, "make_sink", lambda _name, subject, target: SlowSink(subject, target))
     monkeypatch.setattr(follow, "POLL_SECONDS", 0.01)
     monkeypatch.setattr(exporter, "RETRY_SECONDS", (0.01,))
-    yield made
-    made.gate.set()
-    made.close()
+    yield exported
+    exported.gate.set()
+    exported.close()
 
 
 @pytest.fixture

@@ -145,14 +145,14 @@ ODD = (
 def test_mlflow_takes_every_name() -> None:
     validation = pytest.importorskip("mlflow.utils.validation")
     for name in ODD:
-        made = valid_name(name)
-        validation._validate_metric_name(made)
-        validation._validate_param_name(made)
-        assert made and len(made) <= validation.MAX_ENTITY_KEY_LENGTH == 250
+        valid = valid_name(name)
+        validation._validate_metric_name(valid)
+        validation._validate_param_name(valid)
+        assert valid and len(valid) <= validation.MAX_ENTITY_KEY_LENGTH == 250
 
 
 def test_an_address_is_shown_without_its_login_only() -> None:
-    shown = {
+    uris = {
         "http://ada:hunter2@host:5000/x": "http://host:5000/x",
         "http://ada:hunt@r2@host": "http://host",
         "http://token@host": "http://host",
@@ -161,14 +161,14 @@ def test_an_address_is_shown_without_its_login_only() -> None:
         "sqlite:////data/me@lab/ml.db": "sqlite:////data/me@lab/ml.db",
         "databricks": "databricks",
     }
-    assert {uri: without_login(uri) for uri in shown} == shown
+    assert {uri: without_login(uri) for uri in uris} == uris
 
 
 def test_the_command(home: Home, workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
-    def export(words: str, code: int = 0) -> str:
-        return said(workspace, "export", *words.split(), code=code)
+    def export(arguments: str, code: int = 0) -> str:
+        return said(workspace, "export", *arguments.split(), code=code)
 
     assert mentions(export("net-1 loss --to csv"), "3 lines", "net-1.csv")
     assert (tmp_path / "net-1.csv").read_text().splitlines()[0] == "attempt,rank,step,time,loss"

@@ -27,7 +27,8 @@ class Clock:
     """Time that passes only when somebody waits; ``meanwhile`` happens then, and death at the end."""
 
     def __init__(self, *meanwhile: Callable[[], object]) -> None:
-        self.now, self.meanwhile = 0.0, list(meanwhile)
+        self.now = 0.0
+        self.meanwhile = list(meanwhile)
 
     def wait(self, seconds: float) -> None:
         self.now += seconds
@@ -86,10 +87,11 @@ FILES: tuple[Format, ...] = ("jsonl", "csv", "parquet", "tensorboard")
 
 
 def test_a_run_as_it_grows_written_by_one_only(home: Home, tmp_path: Path) -> None:
-    target, seen = tmp_path / "out", []
+    target = tmp_path / "out"
+    histories = []
 
     def look() -> None:
-        seen.append([step for _, step in written_steps("jsonl", target)])
+        histories.append([step for _, step in written_steps("jsonl", target)])
         with pytest.raises(HeldElsewhereError):
             follower(home, "jsonl", target).run()
 
@@ -97,7 +99,7 @@ def test_a_run_as_it_grows_written_by_one_only(home: Home, tmp_path: Path) -> No
     idle = [lambda: None] * 40
     clock = Clock(look, lambda: steps(home, 1, 4, 6), *idle, look, lambda: home.end_run("net-1", "succeeded", -50))
     follower(home, "jsonl", target, clock).run()
-    assert seen == [[1, 2, 3], [1, 2, 3, 4, 5, 6]]
+    assert histories == [[1, 2, 3], [1, 2, 3, 4, 5, 6]]
     # It ended by itself, and one that is started once more has nothing to do.
     before = target.read_bytes()
     assert follower(home, "jsonl", target).run() == 0
@@ -107,7 +109,9 @@ def test_a_run_as_it_grows_written_by_one_only(home: Home, tmp_path: Path) -> No
 @pytest.mark.parametrize("form", FILES)
 def test_killed_anywhere(form: Format, home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before and after every single thing that a process leaves on the disk."""
-    target, dice, deaths = tmp_path / "out", random.Random(form), []
+    target = tmp_path / "out"
+    dice = random.Random(form)
+    deaths = []
 
     def die_perhaps() -> None:
         if dice.random() < 0.15:
@@ -171,12 +175,12 @@ def test_an_attempt_that_repeats_steps_and_the_story_between(home: Home, tmp_pat
     home.attempt("net-1", 2, resumed_step=3, params={"batch_size": 256, "lr": 0.5})
     steps(home, 2, 4, 7)
     home.end_run("net-1", "succeeded", -50)
-    both = [*((1, step) for step in range(1, 6)), *((2, step) for step in range(4, 8))]
+    doubled = [*((1, step) for step in range(1, 6)), *((2, step) for step in range(4, 8))]
     for form in FILES:
         follower(home, form, tmp_path / form).run()
         # TensorBoard discards what was done again.
         once = [(0, step) for step in range(1, 8)]
-        assert written_steps(form, tmp_path / form) == (once if form == "tensorboard" else both)
+        assert written_steps(form, tmp_path / form) == (once if form == "tensorboard" else doubled)
     lines = [json.loads(line) for line in (tmp_path / "jsonl").read_text().splitlines()]
     assert [line.get("event", line.get("step")) for line in lines] == [
         "gputui.run", "gputui.attempt", 1, 2, 3, 4, 5, "gputui.incident", "gputui.decision", "gputui.attempt",

@@ -59,9 +59,9 @@ def test_each_table_holds_the_run_alone_and_every_key_leads_somewhere(home: Home
         refers = {row[2] for row in rows(target, f"PRAGMA foreign_key_list({name})")}
         assert refers <= documented[name] and (refers or name in ("runs", "gpus")), name
     assert rows(target, "SELECT run_id FROM runs") == [(RUN,)]
-    held = home.connection.execute("SELECT count(*) FROM metric_points WHERE run_id = ?", (RUN,)).fetchone()[0]
+    finite_points = home.connection.execute("SELECT count(*) FROM metric_points WHERE run_id = ?", (RUN,)).fetchone()[0]
     for question, answer in (
-        ("count(*) FROM metrics WHERE not_finite IS NULL", [(held,)]),
+        ("count(*) FROM metrics WHERE not_finite IS NULL", [(finite_points,)]),
         ("name, value, not_finite FROM metrics WHERE not_finite IS NOT NULL ORDER BY name",
          [("grad_norm", None, "Infinity"), ("loss", None, "NaN")]),
         ("kind, key, message FROM events WHERE key IS NOT NULL",

@@ -44,9 +44,9 @@ def exposed(store: sqlite3.Connection, now: float = NOW) -> str:
 
 def value(text: str, name: str, **labels: str) -> float | None:
     for line in text.splitlines():
-        found = re.fullmatch(rf"{name}(?:{{(.*)}})? (\S+)", line)
-        if found and all(f'{key}="{word}"' in (found.group(1) or "") for key, word in labels.items()):
-            return float(found.group(2))
+        match = re.fullmatch(rf"{name}(?:{{(.*)}})? (\S+)", line)
+        if match and all(f'{key}="{word}"' in (match.group(1) or "") for key, word in labels.items()):
+            return float(match.group(2))
     return None
 
 
@@ -69,7 +69,8 @@ def test_units_are_base_units_labels_say_who_and_what_is_unknown_is_absent(store
     stale = exposed(store, NOW + 3600)
     assert "gputui_gpu_power_watts{" not in stale and "gputui_host_" not in stale and "gputui_gpu_info{" in stale
     # Steps that a target wrote after the last contact with it.
-    name, rank = "gputui_run_step_age_seconds", {"run": "vit-b16-1", "rank": "0"}
+    name = "gputui_run_step_age_seconds"
+    rank = {"run": "vit-b16-1", "rank": "0"}
     age = value(text, name, **rank)
     assert age is not None and value(stale, name, **rank) == age + 3600
     (run,) = [run for run in read_runs(store) if run.run_id == "vit-b16-1"]
@@ -107,27 +108,29 @@ SECONDS = {"s": 1, "m": 60, "h": 3600}
 
 def test_rules_and_dashboard_ask_for_what_there_is_with_the_limits_of_gputui(store: sqlite3.Connection) -> None:
     names = [f"gputui_{family[1]}" for family in declarations(store, NOW)]
-    known = {"gputui_store_readable", *names, *(f"{name}_total" for name in names)}
+    metrics = {"gputui_store_readable", *names, *(f"{name}_total" for name in names)}
     panels = json.loads((FOLDER / "dashboard.json").read_text())["panels"]
-    asked = {name for panel in panels for target in panel.get("targets", ()) for name in NAMES.findall(target["expr"])}
-    assert len(asked) > 20 and asked <= known, asked - known
+    queried = {
+        name for panel in panels for target in panel.get("targets", ()) for name in NAMES.findall(target["expr"])
+    }
+    assert len(queried) > 20 and queried <= metrics, queried - metrics
     [group] = yaml.safe_load((FOLDER / "rules.yaml").read_text())["groups"]
     rules = {rule["alert"]: rule for rule in group["rules"]}
     assert set(SAME_RULES) < set(rules)
     for name, rule in rules.items():
-        assert set(NAMES.findall(rule["expr"])) <= known, name
+        assert set(NAMES.findall(rule["expr"])) <= metrics, name
         if name not in SAME_RULES:
             continue
         rule_id, limits = SAME_RULES[name]
-        own = OWN_RULES[rule_id]
-        assert int(rule["for"][:-1]) * SECONDS[rule["for"][-1]] == own.for_seconds, name
-        assert rule["labels"]["severity"] == ("critical" if own.severity == "error" else "warning"), name
+        rule_of_gputui = OWN_RULES[rule_id]
+        assert int(rule["for"][:-1]) * SECONDS[rule["for"][-1]] == rule_of_gputui.for_seconds, name
+        assert rule["labels"]["severity"] == ("critical" if rule_of_gputui.severity == "error" else "warning"), name
         numbers = {float(text) for text in re.findall(r"[>-] ([\d.]+)", rule["expr"])}
         if limits is None:
             [(span, unit)] = re.findall(r"\[(\d+)([smh])\]", rule["expr"])
-            assert int(span) * SECONDS[unit] == own.clear_seconds, name
+            assert int(span) * SECONDS[unit] == rule_of_gputui.clear_seconds, name
         elif limits:
-            defaults = {threshold.name: threshold.default for threshold in own.thresholds}
+            defaults = {threshold.name: threshold.default for threshold in rule_of_gputui.thresholds}
             assert numbers == {round(defaults[key] * unit, 9) for key, unit in limits.items()}, name
 
 

@@ -25,10 +25,10 @@ needs_prometheus = pytest.mark.skipif(shutil.which("prometheus") is None, reason
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Iterator[Machine]:
-    made = Machine(tmp_path)
-    made.workspace.scenario.write_text("gpus: 2\nmemory: 80GiB\nseed: 71\n")
-    yield made
-    made.close()
+    machine = Machine(tmp_path)
+    machine.workspace.scenario.write_text("gpus: 2\nmemory: 80GiB\nseed: 71\n")
+    yield machine
+    machine.close()
 
 
 @pytest.fixture
@@ -38,10 +38,10 @@ def endpoint(machine: Machine) -> Iterator[str]:
     try:
         assert recorder.stderr is not None
         line = recorder.stderr.readline()
-        found = re.fullmatch(r"gputui: metrics for Prometheus on (http://127\.0\.0\.1:\d+/metrics)\n", line)
-        assert found, line
-        wait_until(lambda: "gputui_gpu_power_watts{" in read(found.group(1)), what="the first sample")
-        yield found.group(1)
+        match = re.fullmatch(r"gputui: metrics for Prometheus on (http://127\.0\.0\.1:\d+/metrics)\n", line)
+        assert match, line
+        wait_until(lambda: "gputui_gpu_power_watts{" in read(match.group(1)), what="the first sample")
+        yield match.group(1)
     finally:
         recorder.send_signal(signal.SIGTERM)
         recorder.communicate(timeout=60)
@@ -67,10 +67,10 @@ def test_it_listens_on_loopback_and_tells_what_is_recorded(machine: Machine, end
 
 
 def test_what_cannot_be_listened_on_is_said(machine: Machine) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        said = machine.gputui("--record", "--prometheus", f"127.0.0.1:{taken.getsockname()[1]}", code=3)
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        said = machine.gputui("--record", "--prometheus", f"127.0.0.1:{listener.getsockname()[1]}", code=3)
     assert "cannot listen on 127.0.0.1" in said and "choose another port" in said
 
 
@@ -125,9 +125,9 @@ def test_a_real_prometheus_scrapes_it_and_evaluates_the_rules(machine: Machine, 
             }
 
         wait_until(lambda: states().get("GpuLost") == "ok firing", what="the alert on a lost GPU")
-        found = states()
-        assert len(found) >= 20 and all(state.startswith("ok ") for state in found.values()), found
-        assert found["GputuiGone"] == "ok inactive"
+        outcomes = states()
+        assert len(outcomes) >= 20 and all(state.startswith("ok ") for state in outcomes.values()), outcomes
+        assert outcomes["GputuiGone"] == "ok inactive"
     finally:
         server.terminate()
         server.wait(60)

@@ -57,10 +57,10 @@ def nothing_expected(*_: object) -> None:
 
 
 def test_spread_is_nearest_rank_and_leaves_out_what_is_no_number() -> None:
-    found = spread([(5.0, 1), (1.0, 98), (9.0, 1), (math.nan, 50)])
-    assert found is not None
-    assert (found.p05, found.p50, found.p95, found.p99, found.max, found.count) == (1.0, 1.0, 1.0, 5.0, 9.0, 100)
-    assert found.mean == pytest.approx(1.12)
+    times = spread([(5.0, 1), (1.0, 98), (9.0, 1), (math.nan, 50)])
+    assert times is not None
+    assert (times.p05, times.p50, times.p95, times.p99, times.max, times.count) == (1.0, 1.0, 1.0, 5.0, 9.0, 100)
+    assert times.mean == pytest.approx(1.12)
     assert spread([(math.inf, 3)]) is None
 
 
@@ -68,9 +68,9 @@ def test_steps_that_were_done_again_are_not_learned_from_twice() -> None:
     rows = lines(1, 0, {"loss": 4.0, "epoch": 0}, {"loss": 3.0, "epoch": 0}, {"loss": math.inf, "epoch": 1})
     rows[2].data["loss"] = "Infinity"  # type: ignore[index]
     rows += lines(2, 2, {"loss": 2.0, "epoch": 1}, {"loss": 1.0, "epoch": 1})
-    found = measure(rows, [attempt(1, 0), attempt(2, 2)], nothing_expected, USUAL_ROLES)
-    assert [(epoch.epoch, epoch.loss) for epoch in found.epochs] == [(0, 3.5), (1, 1.5)]
-    assert [(best.name, best.value, best.step) for best in found.best] == [("loss", 1.0, 3)]
+    figures = measure(rows, [attempt(1, 0), attempt(2, 2)], nothing_expected, USUAL_ROLES)
+    assert [(epoch.epoch, epoch.loss) for epoch in figures.epochs] == [(0, 3.5), (1, 1.5)]
+    assert [(best.name, best.value, best.step) for best in figures.best] == [("loss", 1.0, 3)]
 
 
 def test_shares_are_of_the_time_and_throughput_counts_as_long_as_it_held() -> None:
@@ -80,20 +80,20 @@ def test_shares_are_of_the_time_and_throughput_counts_as_long_as_it_held() -> No
         {"step_time": 3.0, "data_time": 1.1, "samples_per_s": 100.0, "comm_time": 0.6},
         {"step_time": 2.0, "comm_time": 0.8, "rank": 1, "gpu_mem_peak": 7e9},
     )  # fmt: skip
-    found = measure(rows, [attempt(1, 0)], nothing_expected, USUAL_ROLES)
-    assert found.data_share == pytest.approx(0.3)
-    assert found.comm_share == pytest.approx((0.2 + 0.4) / 2)
-    assert found.samples_per_second == pytest.approx(150.0)
-    assert found.peak_memory_bytes == 7e9
-    assert found.step_seconds is not None and (found.step_seconds.p50, found.step_seconds.p95) == (1.0, 3.0)
+    figures = measure(rows, [attempt(1, 0)], nothing_expected, USUAL_ROLES)
+    assert figures.data_share == pytest.approx(0.3)
+    assert figures.comm_share == pytest.approx((0.2 + 0.4) / 2)
+    assert figures.samples_per_second == pytest.approx(150.0)
+    assert figures.peak_memory_bytes == 7e9
+    assert figures.step_seconds is not None and (figures.step_seconds.p50, figures.step_seconds.p95) == (1.0, 3.0)
 
 
 def test_the_gap_is_to_the_training_loss_since_the_validation_before() -> None:
     rows = lines(
         1, 0, {"loss": 9.0}, {"event": "validation", "val/loss": 9.5}, {"loss": 2.0}, {"loss": 1.0}, {"val/loss": 1.8}
     )
-    found = measure(rows, [attempt(1, 0)], nothing_expected, USUAL_ROLES).validation
-    assert found is not None and (found.step, found.loss, found.train_loss) == (4, 1.8, 1.5)
+    validation = measure(rows, [attempt(1, 0)], nothing_expected, USUAL_ROLES).validation
+    assert validation is not None and (validation.step, validation.loss, validation.train_loss) == (4, 1.8, 1.5)
 
 
 def test_the_best_value_is_of_what_the_profile_names() -> None:
@@ -110,17 +110,17 @@ def test_the_best_value_is_of_what_the_profile_names() -> None:
 
 def test_cost_with_prices() -> None:
     run = facts(cost=RunCost(10.0, 3.6e6 * 4, False, ()), gpus=GpuUse(idle_share=0.25), lost=Cost(5, 60.0, 1.0, 2))
-    found = cost_of(run, Prices(0.5, 2.0, "EUR"))
-    assert (found.energy_kwh, found.price, found.is_partial) == (4.0, 22.0, False)
-    assert (found.lost_share, found.idle_gpu_hours, found.idle_share) == (0.1, 2.5, 0.25)
+    cost = cost_of(run, Prices(0.5, 2.0, "EUR"))
+    assert (cost.energy_kwh, cost.price, cost.is_partial) == (4.0, 22.0, False)
+    assert (cost.lost_share, cost.idle_gpu_hours, cost.idle_share) == (0.1, 2.5, 0.25)
 
 
 def test_an_unknown_energy_makes_a_price_partial_and_is_never_free() -> None:
     unknown = cost_of(facts(cost=RunCost(10.0, None, True, ())), Prices(per_kwh=0.5))
     assert (unknown.price, unknown.is_partial, unknown.idle_share, unknown.lost_share) == (None, True, None, 0.0)
-    known = cost_of(facts(cost=RunCost(2.0, 3.6e6, False, ())), Prices(per_kwh=0.5))
-    both = total_costs([unknown, known])
-    assert (both.gpu_hours, both.price, both.is_partial) == (12.0, 0.5, True)
+    complete = cost_of(facts(cost=RunCost(2.0, 3.6e6, False, ())), Prices(per_kwh=0.5))
+    total = total_costs([unknown, complete])
+    assert (total.gpu_hours, total.price, total.is_partial) == (12.0, 0.5, True)
     assert cost_of(facts(), Prices()).price is None
 
 
@@ -174,8 +174,8 @@ def epochs(*losses: float) -> RunFacts:
 
 
 def norms(*values: float, bad: int = 0, scaled: bool = False) -> RunFacts:
-    found = spread((value, 1) for value in values)
-    return learned(gradient_norm=found, gradients_not_finite=bad, scales_loss=scaled)
+    norms = spread((value, 1) for value in values)
+    return learned(gradient_norm=norms, gradients_not_finite=bad, scales_loss=scaled)
 
 
 def rate(percent: float) -> RunFacts:
