@@ -60,9 +60,9 @@ ROWS = {
 
 def recipe(name: str) -> str:
     """The profile of a recipe as the page has it."""
-    found = re.search(rf"```yaml\n# recipe: {name}\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
-    assert found is not None, name
-    return found[1]
+    recipe = re.search(rf"```yaml\n# recipe: {name}\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
+    assert recipe is not None, name
+    return recipe[1]
 
 
 def prepare(machine: Machine, name: str, **env: str) -> str:
@@ -122,7 +122,7 @@ def has_metrics(machine: Machine, name: str) -> None:
         if point["name"] not in ("epoch", "total_steps"):
             by_name.setdefault(point["name"], []).append(point["step"])
     assert max(map(len, by_name.values())) > 5
-    assert all(found == sorted(found) for found in by_name.values()), by_name
+    assert all(times == sorted(times) for times in by_name.values()), by_name
     times = machine.rows(
         "SELECT count(*) FROM metrics AS m JOIN metric_sources AS s USING (source_id) "
         "WHERE s.run_id = ? AND m.at IS NULL",
@@ -148,11 +148,12 @@ def recovers_from_a_killed_rank(machine: Machine, name: str) -> None:
     wait_until(lambda: any(step >= row.early for step in steps(machine, run_id, 1)), 120, f"step {row.early}")
     os.kill(victim(machine, run_id, row.ranks), signal.SIGKILL)
     machine.wait_for(run_id, "succeeded", timeout=200)
-    last, first = max(steps(machine, run_id, 1)), min(steps(machine, run_id, 2))
+    last = max(steps(machine, run_id, 1))
+    first = min(steps(machine, run_id, 2))
     assert 1 < first <= last + 15, (first, last)
-    found = machine.rows("SELECT kind, rank FROM incidents WHERE run_id = ? ORDER BY incident_id", run_id)
-    kind, rank = found[0]
-    assert kind == "killed" and (row.ranks == 1 or rank == row.ranks - 1), found
+    incidents = machine.rows("SELECT kind, rank FROM incidents WHERE run_id = ? ORDER BY incident_id", run_id)
+    kind, rank = incidents[0]
+    assert kind == "killed" and (row.ranks == 1 or rank == row.ranks - 1), incidents
     nothing_left(machine, run_id)
 
 
@@ -163,7 +164,7 @@ def victim(machine: Machine, run_id: str, ranks: int) -> int:
         if ranks > 1:
             return machine.ranks(run_id).get(ranks - 1)
         names = [(process.pid, Path(f"/proc/{process.pid}/cmdline").read_bytes()) for process in machine.marked(run_id)]
-        return next((pid for pid, words in names if b"adder.py" in words or b"train.py" in words), None)
+        return next((pid for pid, argv in names if b"adder.py" in argv or b"train.py" in argv), None)
 
     return wait_until(look, 30, "the rank")
 
@@ -174,10 +175,10 @@ def survives_out_of_memory(machine: Machine, name: str) -> None:
     default = next(int(n) for n in re.findall(rf"{row.batch}: (\d+)", recipe(row.recipe)))
     run_id = launch(machine, name, FAKE_GPU_ROWS=str(default - 1), FAKE_GPU_FROM=str(row.early))
     machine.wait_for(run_id, "succeeded", timeout=200)
-    shown = machine.json("show", run_id)
-    kinds = [attempt["incident"]["kind"] for attempt in shown["attempts"] if attempt["incident"]]
+    run = machine.json("show", run_id)
+    kinds = [attempt["incident"]["kind"] for attempt in run["attempts"] if attempt["incident"]]
     assert kinds == ["cuda_oom"], kinds
-    assert shown["attempts"][-1]["params"][row.batch] < default
+    assert run["attempts"][-1]["params"][row.batch] < default
     nothing_left(machine, run_id)
 
 

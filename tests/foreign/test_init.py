@@ -26,8 +26,8 @@ def copied(folder: Path, name: str) -> Path:
 
 
 def drafted(folder: Path, *arguments: str, preset: str | None = None, gpus: int = 0) -> tuple[Draft, Profile]:
-    made = draft(arguments, folder, preset=None if preset is None else PRESETS[preset], gpus=gpus)
-    return made, read_profile(made.text, folder / f"{made.name}.yaml")
+    draft_of_profile = draft(arguments, folder, preset=None if preset is None else PRESETS[preset], gpus=gpus)
+    return draft_of_profile, read_profile(draft_of_profile.text, folder / f"{draft_of_profile.name}.yaml")
 
 
 CASES: dict[str, tuple[str, tuple[str, ...], str | None, dict[str, Any]]] = {
@@ -77,10 +77,10 @@ CASES: dict[str, tuple[str, tuple[str, ...], str | None, dict[str, Any]]] = {
 
 @table("case", CASES)
 def test_what_is_recognised(tmp_path: Path, case: str) -> None:
-    name, words, preset, expected = CASES[case]
-    form = drafted(copied(tmp_path, name), *words, preset=preset)[1].form
+    name, arguments, preset, expected = CASES[case]
+    form = drafted(copied(tmp_path, name), *arguments, preset=preset)[1].form
     checkpoints = form.checkpoints
-    found = {
+    values = {
         "launcher": form.launcher,
         "nproc": form.nproc,
         "params": {param: value.default for param, value in form.params.items()},
@@ -88,7 +88,7 @@ def test_what_is_recognised(tmp_path: Path, case: str) -> None:
         "metrics": [source.source for source in form.metrics.sources],
         "checkpoints": None if checkpoints is None else (checkpoints.dir, checkpoints.pattern, checkpoints.resume),
     }
-    assert {key: found[key] for key in expected} == expected
+    assert {key: values[key] for key in expected} == expected
 
 
 def gputui(folder: Path, *arguments: str) -> Any:
@@ -112,9 +112,9 @@ def test_what_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("def (:\n")
     with pytest.raises(SurveyError):
         draft(["a.py"], tmp_path)
-    for words in (["python"], ["torchrun", "--nproc-per-node", "2"], [], ["LR=1", "make", "train"]):
+    for arguments in (["python"], ["torchrun", "--nproc-per-node", "2"], [], ["LR=1", "make", "train"]):
         with pytest.raises(DraftError):
-            draft(words, tmp_path)
+            draft(arguments, tmp_path)
 
 
 def test_what_the_script_divides_among_its_ranks_is_of_all_of_them(tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_words_keep_their_quotes(tmp_path: Path) -> None:
         1
     ].form
     assert form.args == ["--note", "{note}", "--lr", "{lr}", "--seed", "{seed}", "[-v", "{v}]"]
-    assert {name: one.default for name, one in form.params.items()} == {
+    assert {name: parameter.default for name, parameter in form.params.items()} == {
         "note": "it's a {b}", "lr": 1e-3, "seed": -1, "v": True,
     }  # fmt: skip
 
@@ -221,11 +221,11 @@ def test_what_resumes(tmp_path: Path, command: str, expected: list[str] | None) 
     for name, text in FILES.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
-    made, profile = drafted(tmp_path, *command.split())
+    drafted_profile, profile = drafted(tmp_path, *command.split())
     checkpoints = profile.form.checkpoints
     assert (None if checkpoints is None else checkpoints.resume) == expected
     # What only a run can show is said to be open.
-    assert len(made.open_points) == (1 if expected is not None else 2)
+    assert len(drafted_profile.open_points) == (1 if expected is not None else 2)
 
 
 def test_words_of_a_command_that_assign(tmp_path: Path) -> None:

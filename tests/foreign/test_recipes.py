@@ -22,8 +22,8 @@ def test_every_recipe_is_a_profile_without_a_flaw(machine: Machine, name: str) -
     results = quick_checks(spec, state=machine.workspace.state)
     assert spec.metrics and spec.checkpoints is not None
     # These look for their own checkpoint, or at $GPUTUI_CHECKPOINT, which no check can know.
-    known = {"disk"} if spec.checkpoints.resume else {"disk", "resume"}
-    assert [result for result in results if result.status in ("fail", "warn") and result.name not in known] == []
+    expected = {"disk"} if spec.checkpoints.resume else {"disk", "resume"}
+    assert [result for result in results if result.status in ("fail", "warn") and result.name not in expected] == []
 
 
 def test_every_recipe_is_tried() -> None:
