@@ -16,11 +16,11 @@ def lay(root: Path) -> None:
         (root / file).write_text(text)
 
 
-def rooms(lines: int, words: int = 3) -> dict[str, Room]:
+def rooms(lines: int, words_of_docs: int = 3) -> dict[str, Room]:
     return {
         "a": Room(("gputui/a",), {"lines": lines, "files": 2}),
         "b": Room(("gputui/b.py",), {"lines": 5, "files": 1}),
-        "docs": Room(("docs",), {"words": words}),
+        "docs": Room(("docs",), {"words": words_of_docs}),
     }
 
 
@@ -39,11 +39,11 @@ def test_a_file_without_a_room_is_a_problem(tmp_path: Path) -> None:
 
 def test_lowering_takes_what_is_unused_and_never_raises(tmp_path: Path) -> None:
     lay(tmp_path)
-    found = lowered(rooms(lines=4), FILES, tmp_path)
-    assert found["a"].limits == {"lines": 4, "files": 2}
-    assert found["b"].limits == {"lines": 1, "files": 1}
-    (tmp_path / "budget.toml").write_text(dump(found))
-    assert load(tmp_path / "budget.toml") == found
+    rooms_after = lowered(rooms(lines=4), FILES, tmp_path)
+    assert rooms_after["a"].limits == {"lines": 4, "files": 2}
+    assert rooms_after["b"].limits == {"lines": 1, "files": 1}
+    (tmp_path / "budget.toml").write_text(dump(rooms_after))
+    assert load(tmp_path / "budget.toml") == rooms_after
 
 
 def test_lowered_lines_keep_slack(tmp_path: Path) -> None:
@@ -57,5 +57,5 @@ def test_a_function_named_by_no_second_line_is_used_once(tmp_path: Path) -> None
     (tmp_path / "gputui/a").mkdir(parents=True)
     (tmp_path / FILES[0]).write_text("def f():\n    pass\n\n\ndef g():\n    f()\n    f()\n    return f\n\n\ng()\n")
     (tmp_path / FILES[1]).write_text("from gputui.a.one import g\n")
-    found = list(shapes({"a": rooms(9)["a"]}, FILES[:2], tmp_path))
-    assert found == [Shape("a", lines=12, files=2, longest=11, mean=3.0, once=1)]
+    measured = list(shapes({"a": rooms(9)["a"]}, FILES[:2], tmp_path))
+    assert measured == [Shape("a", lines=12, files=2, longest=11, mean=3.0, once=1)]
