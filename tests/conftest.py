@@ -163,9 +163,9 @@ def seed(pytestconfig: pytest.Config) -> int:
 @pytest.fixture
 def workspace(tmp_path: Path) -> Workspace:
     """An empty home."""
-    found = locate(tmp_path / "home", {})
-    found.create()
-    return found
+    workspace = locate(tmp_path / "home", {})
+    workspace.create()
+    return workspace
 
 
 @pytest.fixture
@@ -195,9 +195,9 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
     """A machine to break things on; whatever was started on it is ended."""
     from tests.machines import Machine
 
-    made = Machine(tmp_path)
-    yield made
-    made.close()
+    machine = Machine(tmp_path)
+    yield machine
+    machine.close()
 
 
 def wait_until(look: Callable[[], T | None], timeout_seconds: float = 60.0, what: str = "it") -> T:

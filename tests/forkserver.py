@@ -88,11 +88,11 @@ class Forked(subprocess.Popen[str]):
     _status_fd = -1
 
     def __init__(
-        self, words: list[str], *, leads_terminal: bool = False, preloaded: str = "tests.preloaded", **options: Any
+        self, arguments: list[str], *, leads_terminal: bool = False, preloaded: str = "tests.preloaded", **options: Any
     ) -> None:
         self._leads_terminal = leads_terminal
         self._server = _SERVERS[preloaded]
-        super().__init__(words, **options)
+        super().__init__(arguments, **options)
 
     def _execute_child(self, *arguments: Any) -> None:
         """In place of fork and exec; pipes were made and are used by `subprocess`."""
@@ -108,7 +108,7 @@ class Forked(subprocess.Popen[str]):
             "terminal": self._leads_terminal,
         }
         self._status_fd, theirs = os.pipe()
-        streams = [own if fd < 0 else fd for own, fd in enumerate((pipes[0], pipes[3], pipes[5]))]
+        streams = [number if fd < 0 else fd for number, fd in enumerate((pipes[0], pipes[3], pipes[5]))]
         try:
             self.pid = self._server.fork(request, [*streams, theirs])
         finally:
@@ -138,16 +138,18 @@ class Forked(subprocess.Popen[str]):
         return self.returncode
 
 
-def run(words: list[str], *, timeout: float, check: bool = False, **options: Any) -> subprocess.CompletedProcess[str]:
+def run(
+    arguments: list[str], *, timeout: float, check: bool = False, **options: Any
+) -> subprocess.CompletedProcess[str]:
     """`subprocess.run` of a module with its words, output captured as text."""
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **options}
-    with Forked(words, **options) as process:
+    with Forked(arguments, **options) as process:
         try:
             output, errors = process.communicate(timeout=timeout)
         except BaseException:
             process.kill()
             raise
-    done = subprocess.CompletedProcess(words, process.returncode, output, errors)
+    done = subprocess.CompletedProcess(arguments, process.returncode, output, errors)
     if check:
         done.check_returncode()
     return done
@@ -217,10 +219,10 @@ def main() -> None:
     # Nothing of it is garbage, and nobody is to look for some.
     gc.collect()
     gc.freeze()
-    words = serve(connection)
-    if words is None:
+    arguments = serve(connection)
+    if arguments is None:
         return
-    module, *_ = sys.argv = words
+    module, *_ = sys.argv = arguments
     try:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
         code = 0

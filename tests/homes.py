@@ -458,7 +458,8 @@ class Home:
         value: float | None = None,
         threshold: float | None = None,
     ) -> int:
-        facts, raised_at = RULES[rule], self.now - seconds_ago
+        facts = RULES[rule]
+        raised_at = self.now - seconds_ago
         return insert(
             self.connection, "alerts", rule=rule, severity=severity or facts.severity, subject_kind=facts.subject,
             subject_id=subject_id, subject_name=subject, run_id=run_id, raised_at=raised_at,

@@ -152,10 +152,10 @@ class Machine:
 
     def state(self, run_id: str) -> str | None:
         try:
-            found = self.rows("SELECT state FROM runs WHERE run_id = ?", run_id)
+            rows = self.rows("SELECT state FROM runs WHERE run_id = ?", run_id)
         except sqlite3.OperationalError:
             return None
-        return found[0][0] if found else None
+        return rows[0][0] if rows else None
 
     def wait_for(self, run_id: str, *states: str, timeout: float = 120.0) -> str:
         return wait_until(
@@ -208,11 +208,11 @@ class Machine:
 
     def ranks(self, run_id: str) -> dict[int, int]:
         """Rank → PID of the living ranks of a run."""
-        found: dict[int, int] = {}
+        pids: dict[int, int] = {}
         for process in processes_of(self.workspace.run_dir(run_id)):
             if process.rank is not None:
-                found.setdefault(process.rank, process.pid)
-        return found
+                pids.setdefault(process.rank, process.pid)
+        return pids
 
     def marked(self, run_id: str) -> list[ProcessIdentity]:
         """Every living process of a run."""
@@ -221,7 +221,7 @@ class Machine:
     def processes(self) -> list[int]:
         """Everything alive that belongs to this home: agents, samplers, shims, training."""
         needle = str(self.folder).encode()
-        found = []
+        pids = []
         for pid in all_pids():
             try:
                 command = Path(f"/proc/{pid}/cmdline").read_bytes()
@@ -230,8 +230,8 @@ class Machine:
                 continue
             ours = needle in command or (b"GPUTUI_RUN_DIR=" + needle) in environment
             if ours and pid != os.getpid() and identify(pid) is not None:
-                found.append(pid)
-        return found
+                pids.append(pid)
+        return pids
 
     def close(self) -> None:
         """End everything that the test started."""
@@ -254,8 +254,8 @@ def on_small_disk(folder: Path, size: str) -> Iterator[Machine]:
     if os.geteuid() != 0 or shutil.which("mount") is None:
         pytest.skip("mounting a small file system needs root")
     folder.mkdir()
-    words = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
-    if subprocess.run(words, capture_output=True).returncode:
+    command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
+    if subprocess.run(command, capture_output=True).returncode:
         pytest.skip("no file system can be mounted here")
     machine = Machine(folder)
     yield machine

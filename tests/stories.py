@@ -150,7 +150,8 @@ def search(
         loss = 0.4 + (math.log10(params["lr"]) + 2.5) ** 2 / 2 + 0.1 * (params["optimizer"] == "adamw")
         verdict = "running" if number >= trials - 2 else "pruned" if loss > 0.9 else "complete"
         run_id = f"{study_id}-t{number}"
-        began_at, took = began + number * 400.0, 900.0
+        began_at = began + number * 400.0
+        took = 900.0
         is_over = verdict != "running"
         home.run(
             run_id, {"running": "running", "pruned": "stopped", "complete": "succeeded"}[verdict], name="vit",

@@ -29,16 +29,16 @@ def table(names: str | tuple[str, ...], rows: Iterable[Any]) -> Callable[[Callab
         def run(*bound: Any, **fixtures: Any) -> None:
             wrong = []
             for row in values:
-                own = dict(fixtures)
+                copies = dict(fixtures)
                 for name, folder in fixtures.items():
                     if isinstance(folder, Path) and folder.is_dir():
                         place = Path(tempfile.mkdtemp(prefix="row", dir=folder.parent))
-                        own[name] = shutil.copytree(folder, place / folder.name, symlinks=True)
+                        copies[name] = shutil.copytree(folder, place / folder.name, symlinks=True)
                 with pytest.MonkeyPatch.context() as patch:
-                    if "monkeypatch" in own:
-                        own["monkeypatch"] = patch
+                    if "monkeypatch" in copies:
+                        copies["monkeypatch"] = patch
                     try:
-                        test(*bound, **own, **dict(zip(arguments, row, strict=True)))
+                        test(*bound, **copies, **dict(zip(arguments, row, strict=True)))
                     except Exception:
                         wrong.append(f"{', '.join(map(repr, row))}:\n{traceback.format_exc()}")
                     except BaseException as error:
@@ -46,10 +46,12 @@ def table(names: str | tuple[str, ...], rows: Iterable[Any]) -> Callable[[Callab
                         raise
             assert not wrong, f"{len(wrong)} of {len(values)} rows:\n" + "\n".join(wrong)
 
-        run.__name__, run.__doc__, run.__module__ = test.__name__, test.__doc__, test.__module__
+        run.__name__ = test.__name__
+        run.__doc__ = test.__doc__
+        run.__module__ = test.__module__
         run.__qualname__ = test.__qualname__
-        left = [one for name, one in signature.parameters.items() if name not in arguments]
-        run.__signature__ = signature.replace(parameters=left)  # type: ignore[attr-defined]
+        parameters = [parameter for name, parameter in signature.parameters.items() if name not in arguments]
+        run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
         return run
 
     return decorate

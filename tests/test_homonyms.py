@@ -9,7 +9,8 @@ from pathlib import Path
 import gputui
 import trainer
 
-GPUTUI, TRAINER = Path(gputui.__file__).parent, Path(trainer.__file__).parent
+GPUTUI = Path(gputui.__file__).parent
+TRAINER = Path(trainer.__file__).parent
 
 SHARED: dict[str, str] = {
     "Objective": "both are the field's: there the metric that a study improves, here a model with its loss",
@@ -22,13 +23,13 @@ but those of the contract between them imports both. There is gputui, here the t
 
 def homonyms(*roots: Path) -> dict[str, list[str]]:
     """Public classes by their name that more than one file below ``roots`` defines: these files."""
-    found: dict[str, list[str]] = defaultdict(list)
+    places: dict[str, list[str]] = defaultdict(list)
     for root in roots:
         for path in sorted(root.rglob("*.py")):
             for node in ast.parse(path.read_text("utf-8")).body:
                 if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                    found[node.name].append(path.relative_to(root.parent).as_posix())
-    return {name: paths for name, paths in found.items() if len(paths) > 1}
+                    places[node.name].append(path.relative_to(root.parent).as_posix())
+    return {name: paths for name, paths in places.items() if len(paths) > 1}
 
 
 def test_no_name_is_defined_twice_in_a_program() -> None:

@@ -56,8 +56,8 @@ def test_every_link_leads_somewhere(page: Path) -> None:
 
 
 def test_every_picture_is_made_and_shown() -> None:
-    named = {image for page in PAGES for image in re.findall(r"images/([\w-]+)\.png", page.read_text())}
-    assert {path.stem for path in IMAGES.glob("*.png")} == named == {*PICTURES}
+    linked = {image for page in PAGES for image in re.findall(r"images/([\w-]+)\.png", page.read_text())}
+    assert {path.stem for path in IMAGES.glob("*.png")} == linked == {*PICTURES}
 
 
 @pytest.mark.parametrize("name", PICTURES)

@@ -33,15 +33,15 @@ def steps_of(title: str) -> list[Step]:
 
 def defined_in(file: str) -> set[str]:
     """Top-level functions, classes and assigned names of a file, and ``Class.member`` for those of its classes."""
-    found = set()
+    names = set()
     for node in ast.parse((ROOT / file).read_text("utf-8")).body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            found.add(node.name)
+            names.add(node.name)
         if isinstance(node, ast.ClassDef):
-            found |= {f"{node.name}.{method.name}" for method in node.body if isinstance(method, ast.FunctionDef)}
+            names |= {f"{node.name}.{method.name}" for method in node.body if isinstance(method, ast.FunctionDef)}
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-        found |= {target.id for target in targets if isinstance(target, ast.Name)}
-    return found
+        names |= {target.id for target in targets if isinstance(target, ast.Name)}
+    return names
 
 
 @pytest.mark.parametrize("title", MOST_FILES)

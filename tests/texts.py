@@ -7,8 +7,8 @@ def mentions(text: str | None, *values: object) -> bool:
     """Return whether the text has these values, in this order."""
     at = 0
     for value in values:
-        found = (text or "").find(str(value), at)
-        if found < 0:
+        position = (text or "").find(str(value), at)
+        if position < 0:
             return False
-        at = found + len(str(value))
+        at = position + len(str(value))
     return True
