@@ -67,7 +67,8 @@ def main(argv: list[str] | None = None) -> int:
     failed = []
     for name in args.names or BENCHMARKS:
         print(f"measuring {name} …", file=sys.stderr, flush=True)
-        load, started_at = machine_load(), time.monotonic()
+        load = machine_load()
+        started_at = time.monotonic()
         try:
             results[name] = {**BENCHMARKS[name](), "load_before": load, "took_seconds": time.monotonic() - started_at}
         except FAILURES as error:

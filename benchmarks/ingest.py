@@ -71,14 +71,16 @@ def _round(database: Path, file: Path, lines: int) -> tuple[float, float]:
     """(wall, processor) seconds to store every line of the file."""
     connection = open_writer(database)
     ingest = _ingest(connection, file)
-    wall, cpu = time.perf_counter(), time.process_time()
+    wall = time.perf_counter()
+    cpu = time.process_time()
     stored = 0
     while True:
         report = ingest.pump()
         stored += report.lines
         if not report.more:
             break
-    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+    wall = time.perf_counter() - wall
+    cpu = time.process_time() - cpu
     ingest.close()
     connection.close()
     assert stored == lines, (stored, lines)

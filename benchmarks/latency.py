@@ -20,7 +20,8 @@ from benchmarks.scene import Scene
 from benchmarks.terminal import Terminal
 from gputui.store.database import open_reader
 
-COLUMNS, ROWS = 200, 50
+COLUMNS = 200
+ROWS = 50
 MEAN_PAUSE_SECONDS = 0.3
 LONGEST_PAUSE_SECONDS = 1.5
 LOOK_SECONDS = 0.004
@@ -31,7 +32,8 @@ ENTER = b"\r"
 def measure(lines: float = 150, *, seed: int = 1) -> dict[str, Any]:
     """Lines come at random moments, independent of each other (exponential pauses). A line counts as visible when the
     page shows its loss or that of a later line."""
-    count, randomness = int(lines), random.Random(seed)
+    count = int(lines)
+    randomness = random.Random(seed)
     losses = randomness.sample(range(1001, 9999), count + EARLIER_LINES)
     with Scene() as scene:
         agent = scene.start_agent()
@@ -46,7 +48,8 @@ def measure(lines: float = 150, *, seed: int = 1) -> dict[str, Any]:
             time.sleep(3)
             store = _StoreWatcher(scene, run.run_id)
             meter = CpuMeter({"screen": family([terminal.pid]), "agent and sampler": family([agent])})
-            bytes_before, began_at = terminal.bytes_written, time.monotonic()
+            bytes_before = terminal.bytes_written
+            began_at = time.monotonic()
             written: dict[str, tuple[int, float]] = {}
             for loss in losses[:count]:
                 time.sleep(min(LONGEST_PAUSE_SECONDS, randomness.expovariate(1 / MEAN_PAUSE_SECONDS)))
@@ -88,7 +91,8 @@ class _StoreWatcher:
         return self._seen
 
     def _watch(self) -> None:
-        version, newest = -1, -1
+        version = -1
+        newest = -1
         with closing(open_reader(self._path)) as connection:
             while not self._end.wait(LOOK_SECONDS):
                 found = connection.execute("PRAGMA data_version").fetchone()[0]
@@ -138,7 +142,9 @@ def _appearances(terminal: Terminal, steps: dict[str, int]) -> list[tuple[float,
 
 def _latencies(name: str, written: dict[int, float], seen: list[tuple[float, int]]) -> dict[str, float | int]:
     """Percentiles over the lines; ``missing`` counts those that never came."""
-    taken, missing, place = [], 0, 0
+    taken = []
+    missing = 0
+    place = 0
     for step, at in sorted(written.items()):
         while place < len(seen) and seen[place][1] < step:
             place += 1

@@ -70,7 +70,8 @@ class AgentWatch:
 
     def _look(self) -> None:
         with closing(open_reader(self._scene.workspace.database)) as connection:
-            last, looked_at = None, time.monotonic()
+            last = None
+            looked_at = time.monotonic()
             while not self._over.wait(0.05):
                 at = connection.execute("SELECT heartbeat_at FROM agent").fetchone()[0]
                 was_away = time.monotonic() - looked_at > 0.5
@@ -189,7 +190,8 @@ def live(scene: Scene, _lines: int, seconds: float) -> dict[str, Any]:
     begun = first.end()
     watch = AgentWatch(scene)
     files = [(scene.workspace.run_dir(f"long-{number}") / "metrics.jsonl").open("a") for number in range(LIVE_RUNS)]
-    step, until = 0, time.monotonic() + max(20.0, seconds)
+    step = 0
+    until = time.monotonic() + max(20.0, seconds)
     # The start of an agent that adopts them is not what is asked here.
     time.sleep(5.0)
     meter = CpuMeter({"agent": [watch.agent]})

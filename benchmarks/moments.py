@@ -112,7 +112,8 @@ def _named(name: str, seconds: Sequence[float]) -> dict[str, float]:
 def main() -> None:
     found = measure(int(sys.argv[1]) if len(sys.argv) > 1 else curves.LINES)
     for name in ("overview", "page"):
-        p50, p95 = found[f"{name}_p50_seconds"], found[f"{name}_p95_seconds"]
+        p50 = found[f"{name}_p50_seconds"]
+        p95 = found[f"{name}_p95_seconds"]
         print(f"a past moment of the {name}: {p50 * 1e3:.0f} ms, p95 {p95 * 1e3:.0f} ms")
 
 

@@ -8,7 +8,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-_PPID, _CUTIME, _CSTIME = 1, 13, 14  # counted from the state, the first field after the command's name (proc(5))
+# counted from the state, the first field after the command's name (proc(5))
+_PPID = 1
+_CUTIME = 13
+_CSTIME = 14
 _TICKS_PER_SECOND = 100.0  # USER_HZ, the unit of /proc/<pid>/stat on every Linux platform that gputui runs on
 
 

@@ -45,9 +45,11 @@ def measure(
             pids = family([recorder.pid])
             rest = [pid for pid in pids if pid != identity.process.pid]
             meter = CpuMeter({"agent": [identity.process.pid], "sampler": rest})
-            calls_before, began_at = scene.nvml_calls(pids), time.monotonic()
+            calls_before = scene.nvml_calls(pids)
+            began_at = time.monotonic()
             time.sleep(seconds)
-            shares, elapsed = meter.percent(), time.monotonic() - began_at
+            shares = meter.percent()
+            elapsed = time.monotonic() - began_at
             calls = scene.nvml_calls(pids)
             used = memory(pids)
             by_process = {"agent": memory([identity.process.pid]), "sampler": memory(rest)}

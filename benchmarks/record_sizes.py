@@ -21,7 +21,8 @@ from gputui.store.database import open_writer
 from gputui.store.series import GpuSample, GpuSlowSample, HostSample
 
 START = 1_790_035_200.0
-HOUR, DAY = 3600.0, 86_400.0
+HOUR = 3600.0
+DAY = 86_400.0
 SAMPLES = ("gpu_samples", "gpu_slow_samples", "host_samples")
 MINUTES = ("gpu_minutes", "host_minutes")
 # The agent tidies so often.

@@ -56,7 +56,8 @@ def measure(
                         seconds = first_frame_seconds(terminal, words)
                     if number >= 1:
                         taken[name].append(seconds)
-            ours, empty = statistics.median(taken["ours"]), statistics.median(taken["empty"])
+            ours = statistics.median(taken["ours"])
+            empty = statistics.median(taken["empty"])
             found[size_word(columns, rows)] = {
                 "median_seconds": ours,
                 "best_seconds": min(taken["ours"]),

@@ -33,7 +33,8 @@ def _screen(columns: int, rows: int, bytes_aim: float) -> list[Figure]:
 
 
 def _gpus(count: int) -> list[Figure]:
-    where, text = f"gpus_{count}", f"{count} GPU{'s' if count > 1 else ''}"
+    where = f"gpus_{count}"
+    text = f"{count} GPU{'s' if count > 1 else ''}"
     return [
         Figure("tui", f"{text}, CPU of a core", "%", (where, "idle", "cpu_percent")),
         Figure("tui", f"{text}, to the terminal", "bytes/s", (where, "idle", "bytes_per_second")),

@@ -45,7 +45,8 @@ class Terminal:
     """
 
     def __init__(self, argv: Sequence[str], *, columns: int, rows: int, environment: Mapping[str, str]) -> None:
-        self.columns, self.rows = columns, rows
+        self.columns = columns
+        self.rows = rows
         self._screen = pyte.Screen(columns, rows)
         self._stream = pyte.ByteStream(self._screen)
         self._master, slave = pty.openpty()

@@ -14,7 +14,10 @@ PAUSE_SECONDS = 0.037
 """Between two keys; no fraction of the second, so that they meet updates at every moment of theirs."""
 
 LONGEST_SECONDS = 10.0
-ENTER, ESCAPE, HELP, FIND = b"\r", b"\x1b", b"?", b"\x10"
+ENTER = b"\r"
+ESCAPE = b"\x1b"
+HELP = b"?"
+FIND = b"\x10"
 DIALOGS = {HELP: " Keys ", FIND: " Find "}
 """Keys that open a dialog, and a part of its title."""
 
@@ -54,7 +57,8 @@ def dialog_to_paint(terminal: Terminal, times: int) -> dict[str, float | int]:
 def open_page(terminal: Terminal, run_id: str, times: int) -> dict[str, float]:
     """From Enter on a run's line of the overview to its page with a curve on it, and from Escape back again. The first
     opening, which reads what later ones have, counts by itself."""
-    opened, closed = [], []
+    opened = []
+    closed = []
     for _ in range(times):
         terminal.take_shown()
         at = time.monotonic()

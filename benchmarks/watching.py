@@ -72,7 +72,9 @@ def _window(
     def calls() -> int:
         return sum(scene.nvml_calls(everybody).values())
 
-    bytes_before, calls_before, began_at = terminal.bytes_written, calls(), time.monotonic()
+    bytes_before = terminal.bytes_written
+    calls_before = calls()
+    began_at = time.monotonic()
     meter = CpuMeter(groups)
     next_key_at = began_at
     while (now := time.monotonic()) < began_at + seconds:
@@ -80,7 +82,8 @@ def _window(
             terminal.press(next(keys))
             next_key_at += 1.0
         time.sleep(max(0.0, min(next_key_at if pressing else now + seconds, began_at + seconds) - time.monotonic()))
-    shares, elapsed = meter.percent(), time.monotonic() - began_at
+    shares = meter.percent()
+    elapsed = time.monotonic() - began_at
     return {
         "seconds": elapsed,
         "bytes_per_second": (terminal.bytes_written - bytes_before) / elapsed,

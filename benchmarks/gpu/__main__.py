@@ -123,7 +123,8 @@ def _describe(machine: Machine) -> dict[str, Any] | None:
     from trainer.telemetry.speed import peak_flops
 
     first = torch.cuda.get_device_properties(0)
-    machine.memory_bytes, machine.peak_flops = first.total_memory, peak_flops(first.name, "half")
+    machine.memory_bytes = first.total_memory
+    machine.peak_flops = peak_flops(first.name, "half")
     return {
         "device": first.name,
         "measured_on_gpu": not machine.quick,
@@ -147,14 +148,17 @@ def markdown(results: figures.Results, machine: dict[str, Any]) -> str:
     for figure in FIGURES:
         text, shown, aim, reached = figures.row(figure, results)
         if figure.value(results) is None:
-            shown, reached = "not measured", ""
+            shown = "not measured"
+            reached = ""
         elif not on_gpu:
-            shown, reached = f"{shown} ({UNMEASURED})", ""
+            shown = f"{shown} ({UNMEASURED})"
+            reached = ""
         rows.append(f"| {text} | {shown} | {aim} | {reached} |")
     measured = results[NAME] or {}
     said = {True: "yes", False: "NO", None: ""}
     if "recovered" in (oom := measured.get("oom", {})):
-        batches, label = ", ".join(map(str, oom["batch_sizes"])), "" if on_gpu else f" ({UNMEASURED})"
+        batches = ", ".join(map(str, oom["batch_sizes"]))
+        label = "" if on_gpu else f" ({UNMEASURED})"
         what = f"out of memory, recovered by gputui; micro batches {batches}"
         rows.append(f"| {what} | {oom['state']}{label} | | {said[oom['recovered']]} |")
     for gpu in measured.get("nvml", {}).get("gpus", ()):

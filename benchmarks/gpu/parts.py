@@ -318,7 +318,8 @@ def measure(
         except (PartFailed, OSError, ValueError, KeyError) as error:
             results[name] = {"failed": str(error) or type(error).__name__}
     for kind in ("eager", "compiled"):
-        ours, bare = results.get(f"gpt2-{kind}", {}), results.get(f"bare-gpt2-{kind}", {})
+        ours = results.get(f"gpt2-{kind}", {})
+        bare = results.get(f"bare-gpt2-{kind}", {})
         if "per_second" in ours and "per_second" in bare:
             ours["ratio"] = ours["per_second"] / bare["per_second"]
     return results

@@ -48,7 +48,8 @@ def main(argv: list[str] | None = None) -> int:
         drilled.append(drill(kind))
     if drilled:
         print(f"\n{report.drills(drilled)}\n", flush=True)
-    healthy, found = None, []
+    healthy = None
+    found = []
     if args.hours:
         print(f"simulating {args.hours:.0f} healthy hours …", file=sys.stderr, flush=True)
         healthy = hours.healthy(args.hours, seed=args.seed)

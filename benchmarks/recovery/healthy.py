@@ -88,7 +88,8 @@ class Run:
         self.writes_events = draw.random() < 0.4
         self.buffered_lines = draw.choice((1, 1, 1, 1, 1, 1, 1, 20, 80))
         self.mixed_precision = draw.random() < 0.3
-        self.drift, self.drift_phase = draw.uniform(0.0, 0.2), draw.uniform(0.0, math.tau)
+        self.drift = draw.uniform(0.0, 0.2)
+        self.drift_phase = draw.uniform(0.0, math.tau)
         self.validate_every = int(10 ** draw.uniform(1.7, 3.3))
         self.validate_seconds = draw.lognormvariate(math.log(60.0), 1.2)
         self.validates_alone = self.ranks > 1 and draw.random() < 0.2
@@ -116,7 +117,8 @@ class Run:
 
     def stretches(self) -> Iterator[Stretch]:
         """The run from its start to its end."""
-        draw, spent = self.chance, 0.0
+        draw = self.chance
+        spent = 0.0
         yield from self._starting()
         waiting: list[WatchedLine] = []
         while spent < self.hours * 3600 and self.count < LINES_AT_MOST:
@@ -130,7 +132,8 @@ class Run:
                     waiting += lines
                     lines = ()
                     if self.count % self.buffered_lines == 0:
-                        lines, waiting = tuple(waiting), []
+                        lines = tuple(waiting)
+                        waiting = []
                 yield Stretch(stretch.seconds, stretch.activity, lines, stretch.clock_step)
         yield Stretch(draw.lognormvariate(math.log(10.0), 1.0), "save", self._event("end"))
 
@@ -145,7 +148,8 @@ class Run:
 
     def _pauses(self, spent: float) -> Iterator[Stretch]:
         """The pauses before the next line."""
-        draw, count = self.chance, self.count
+        draw = self.chance
+        count = self.count
         if count and count % self.validate_every == 0:
             # Of other lengths: more data, a fuller disk, a first one that compiles.
             seconds = self.validate_seconds * draw.lognormvariate(0.0, 0.4)
@@ -198,7 +202,8 @@ class Run:
 
     def _lines(self, seconds: float) -> tuple[WatchedLine, ...]:
         """The lines of one step; their times are filled in when they are written, so that 0.0 stands for now."""
-        step, at = self.count * self.log_every, 0.0 if self.tells_time else None
+        step = self.count * self.log_every
+        at = 0.0 if self.tells_time else None
         values = {"loss": self.loss(), "grad_norm": self.norm()}
         if not self.every_rank_tells:
             return (WatchedLine(1, None if self.ranks == 1 else 0, step, at, None, values),)
@@ -216,7 +221,8 @@ class Run:
 
     def loss(self) -> float:
         """The loss of the next line."""
-        value, broken = self._healthy_loss(), self.broken
+        value = self._healthy_loss()
+        broken = self.broken
         if broken.nan:
             return math.nan
         if broken.diverges_since is not None:
@@ -225,7 +231,8 @@ class Run:
 
     def _healthy_loss(self) -> float:
         """Losses of several kinds: noise, jumps at epochs and restarts of the learning rate, short bumps."""
-        draw, count = self.chance, self.count
+        draw = self.chance
+        count = self.count
         if self.mixed_precision and count <= 3:
             return math.inf
         if draw.random() < 1e-5:
@@ -258,7 +265,8 @@ class Run:
 
     def norm(self) -> float:
         """Large at first, with a tail, infinite while mixed precision looks for its scale, and short bursts."""
-        draw, count = self.chance, self.count
+        draw = self.chance
+        count = self.count
         if self.mixed_precision and count <= 16:
             return math.inf
         burst = 1.0

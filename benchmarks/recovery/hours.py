@@ -49,7 +49,8 @@ class Found:
 
 def healthy(hours: float, *, seed: int = 1) -> Healthy:
     """Watch so many simulated hours of healthy runs."""
-    chance, found = random.Random(seed), Healthy()
+    chance = random.Random(seed)
+    found = Healthy()
     while found.hours < hours:
         run = Run(random.Random(chance.random()), chance.uniform(0.5, 24.0))
         watcher = Watcher(run)
@@ -68,7 +69,9 @@ def healthy(hours: float, *, seed: int = 1) -> Healthy:
 def found(fault: str, runs: int, *, seed: int = 1) -> Found:
     """Break so many runs in one way, each at a moment of its own."""
     chance = random.Random(f"{fault} {seed}")
-    seconds, lines, evidence = [], [], []
+    seconds = []
+    lines = []
+    evidence = []
     for _ in range(runs):
         alarm, broke_at, lines_since = _broken(fault, chance)
         if alarm is not None:
@@ -95,7 +98,8 @@ def _broken(fault: str, chance: random.Random) -> tuple[Alarm | None, float, int
         line_seconds = run.step_seconds * run.log_every
         if (fault != "straggler" or run.every_rank_tells) and (fault != "memory_leak" or line_seconds > 10.0):
             break
-    breaks_at, kind = chance.randint(*_LINES_BEFORE), _TOLD_AS.get(fault, fault)
+    breaks_at = chance.randint(*_LINES_BEFORE)
+    kind = _TOLD_AS.get(fault, fault)
     watcher = Watcher(run)
     broke: list[float] = []
 

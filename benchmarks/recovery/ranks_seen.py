@@ -27,12 +27,14 @@ class Seen:
     queued: list[float] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.cpu, self.queued = [0.0] * self.ranks, [0.0] * self.ranks
+        self.cpu = [0.0] * self.ranks
+        self.queued = [0.0] * self.ranks
         self.io = [0] * self.ranks
 
     def look(self, at: float, seconds: float, activity: Activity) -> tuple[ProcessSnapshot, dict[str, GpuSample]]:
         """A look at this moment (monotonic seconds), so long after the one before."""
-        states, samples = [], {}
+        states = []
+        samples = {}
         pause = self.chance.random() < 0.03
         for rank in range(self.ranks):
             what = self._of_rank(activity, rank)
@@ -98,13 +100,15 @@ class Seen:
 
     def _gpu(self, rank: int, what: str) -> GpuSample:
         draw = self.chance
-        used, memory, watts = 0.0, 0.0, 90.0
+        used = 0.0
+        memory = 0.0
+        watts = 90.0
         if what == "gpu":
-            used, memory, watts = (
-                draw.uniform(30.0, 100.0),
-                draw.uniform(10.0, 60.0),
-                draw.uniform(0.6, 1.1) * USUAL_WATTS,
-            )
+            used = draw.uniform(30.0, 100.0)
+            memory = draw.uniform(10.0, 60.0)
+            watts = draw.uniform(0.6, 1.1) * USUAL_WATTS
         elif what == "spin":
-            used, memory, watts = 100.0, draw.uniform(0.0, 1.5), draw.uniform(0.3, 0.5) * USUAL_WATTS
+            used = 100.0
+            memory = draw.uniform(0.0, 1.5)
+            watts = draw.uniform(0.3, 0.5) * USUAL_WATTS
         return GpuSample(f"GPU-{rank}", utilization_percent=used, memory_utilization_percent=memory, power_watts=watts)

@@ -25,7 +25,8 @@ def drills(drilled: Sequence[Drilled]) -> str:
         ]
         for drill in drilled
     ]
-    detected, right = sum(drill.detected for drill in drilled), sum(drill.right for drill in drilled)
+    detected = sum(drill.detected for drill in drilled)
+    right = sum(drill.right for drill in drilled)
     return "\n".join(
         [
             figures.layout([heading, *rows], words=(0, 4, 5, 6, 7)),

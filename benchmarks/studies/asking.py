@@ -78,7 +78,8 @@ def _spec(sampler: SamplerKind) -> StudySpec:
 
 def _trial(journal: StudyJournal, view: TrialView, writer: StudyWriter, spec: StudySpec) -> tuple[float, float]:
     """Wall and processor seconds that one trial took."""
-    began, cpu_began = time.perf_counter(), time.process_time()
+    began = time.perf_counter()
+    cpu_began = time.process_time()
     journal.sample()
     trial = view.update(journal)[-1]
     with transaction(writer.connection):

@@ -16,7 +16,8 @@ import zipfile
 from pathlib import Path
 
 LR = (1e-4, 1.0)
-BEGIN, END = 0.1, 1e-3
+BEGIN = 0.1
+END = 1e-3
 """The best learning rate at the first step and at the last."""
 FLOOR = 0.1
 FIRST = 2.0
@@ -58,7 +59,9 @@ def main() -> None:
     options = parser.parse_args()
     folder = Path(os.environ["GPUTUI_RUN_DIR"]) / "checkpoints"
     folder.mkdir(exist_ok=True)
-    begin, loss, lr = 0, FIRST, options.lr
+    begin = 0
+    loss = FIRST
+    lr = options.lr
     if options.resume:
         with zipfile.ZipFile(options.resume) as archive:
             begin, loss, lr = json.loads(archive.read("state"))

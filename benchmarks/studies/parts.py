@@ -64,7 +64,8 @@ def overhead(size: Size, *, trials: int = 16, slots: int = 4) -> dict[str, Any]:
         )
         process = wait_until_is(lambda: home.study_process(study), "the study's process")
         rss: list[int] = []
-        cpu, until = 0.0, time.time() + trials / slots * size.trial_seconds * 3 + 120
+        cpu = 0.0
+        until = time.time() + trials / slots * size.trial_seconds * 3 + 120
         while home.study_state(study) == "running" and time.time() < until:
             if is_alive(process):
                 rss.append(memory([process.pid]).rss_bytes)
@@ -431,7 +432,8 @@ def measure(names: list[str], size: Size) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for name in names or list(PARTS):
         print(f"measuring {name} …", file=sys.stderr, flush=True)
-        load, began = machine_load(), time.monotonic()
+        load = machine_load()
+        began = time.monotonic()
         try:
             result = PARTS[name](size)
         except (AssertionError, OSError, sqlite3.Error, subprocess.SubprocessError) as error:

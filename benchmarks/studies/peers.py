@@ -97,14 +97,16 @@ def run(peer: Peer, search: Search, kills: int) -> Outcome:
                 at.pop(0)
                 with suppress(ProcessLookupError):
                     os.kill(chance.choice(victims), signal.SIGKILL)
-                training, steering = training + (not is_steering), steering + is_steering
+                training += not is_steering
+                steering += is_steering
         if not peer.needs_a_hand():
             down_since = None
         elif down_since is None:
             down_since = now
         elif now - down_since >= AGAIN_SECONDS:
             peer.start()
-            by_hand, down_since = by_hand + 1, None
+            by_hand += 1
+            down_since = None
         time.sleep(0.2)
     wall = time.monotonic() - began
     result = peer.result()
@@ -118,7 +120,8 @@ class Gputui:
     """A study on simulated GPUs; its agent is there already, as on a workstation."""
 
     def __init__(self, home: Lab, search: Search) -> None:
-        self.home, self.search = home, search
+        self.home = home
+        self.search = search
         self.study: str | None = None
         self._steered = 0
 

@@ -42,7 +42,8 @@ class NextToken(nn.Module):
 
 def train(settings: Settings, result: Path, warm_steps: int) -> None:
     under_torchrun = "RANK" in os.environ
-    rank, ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    rank = int(os.environ.get("RANK", "0"))
+    ranks = int(os.environ.get("WORLD_SIZE", "1"))
     cuda = settings.device == "cuda"
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if cuda else torch.device("cpu")
     if cuda:
@@ -51,7 +52,8 @@ def train(settings: Settings, result: Path, warm_steps: int) -> None:
     if under_torchrun:
         dist.init_process_group("nccl" if cuda else "gloo")
 
-    data, batch = load_data(settings), settings.batch_size
+    data = load_data(settings)
+    batch = settings.batch_size
     assert isinstance(batch, int)
     # The samples of all steps are known before the first: here, looking one up costs nothing.
     order = Order(data.train, settings.seed).indices(0, settings.steps * ranks * batch)

@@ -13,7 +13,8 @@ import sys
 
 def main() -> None:
     """Run the module; where there are fewer cores than ranks, wherever the kernel puts it."""
-    cores, rank = sorted(os.sched_getaffinity(0)), int(os.environ["LOCAL_RANK"])
+    cores = sorted(os.sched_getaffinity(0))
+    rank = int(os.environ["LOCAL_RANK"])
     if int(os.environ["LOCAL_WORLD_SIZE"]) <= len(cores):
         os.sched_setaffinity(0, {cores[rank]})
     del sys.argv[0]

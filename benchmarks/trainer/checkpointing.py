@@ -51,7 +51,9 @@ def saving(state: State, folder: Path, device: torch.device, times: int, *, back
     """
     settings = Settings.model_validate({"checkpoint_dir": folder, "keep": 1, "async_checkpoints": background})
     checkpointer = Checkpointer(settings, World(rank=0, size=1, device=device, backend=""))
-    blocked, on_device, outcomes = [], [], []
+    blocked = []
+    on_device = []
+    outcomes = []
     for step in range(1, times + 1):
         _wait_for(device)
         began = time.perf_counter()

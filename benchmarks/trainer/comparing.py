@@ -114,7 +114,8 @@ def summary(workload: Workload, pairs: Sequence[tuple[Run, Run]]) -> dict[str, A
                 raise ValueError(f"the loops did not do the same: losses {one.window.loss} and {other.window.loss}")
     ratios = [_seconds(other) / _seconds(one) for one, other in pairs]
     overheads = [_seconds(one) - _seconds(other) for one, other in pairs]
-    seconds, bare_seconds = statistics.median(map(_seconds, ours)), statistics.median(map(_seconds, bare))
+    seconds = statistics.median(map(_seconds, ours))
+    bare_seconds = statistics.median(map(_seconds, bare))
     typical = [
         (one.window.median_seconds, other.window.median_seconds)
         for one, other in pairs

@@ -67,7 +67,8 @@ def measure(settings: Settings) -> dict[str, Any]:
     world = World(rank=0, size=1, device=torch.device("cpu"), backend="")
     telemetry = Telemetry(settings, world)
     counted = Counted(telemetry)
-    without, spent = [], []
+    without = []
+    spent = []
     with Signals(60) as signals, PhaseSession(settings, world, 1, TrainingProgress()) as session:
         telemetry.enter(settings, world, settings.steps)
         faults = Injector((), 0, settings.output_dir)
@@ -75,13 +76,15 @@ def measure(settings: Settings) -> dict[str, Any]:
         session.set_batch(session.batch_size, session.grad_accum)
         for step in range(1, settings.steps + 1):
             loop.telemetry = cast(Telemetry, counted if step % 2 else Silent())
-            before, counted.seconds = time.process_time(), 0.0
+            before = time.process_time()
+            counted.seconds = 0.0
             loop.step()
             if step > _WARM_STEPS:
                 spent += [counted.seconds] if step % 2 else []
                 without += [] if step % 2 else [time.process_time() - before]
     telemetry.close()
-    step_seconds, seconds = statistics.median(without), statistics.mean(spent)
+    step_seconds = statistics.median(without)
+    seconds = statistics.mean(spent)
     percent = 100 * seconds / step_seconds
     return {"steps": len(spent), "step_seconds": step_seconds, "seconds": seconds, "percent": percent}
 
