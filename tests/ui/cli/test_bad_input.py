@@ -27,6 +27,14 @@ def no_run_was_made(workspace: Workspace) -> bool:
     return not any(entry.is_dir() for entry in workspace.runs.iterdir()) and shape(workspace, "ps") == []
 
 
+@pytest.fixture
+def recorded(home: Home, workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bad.yaml").write_text("script: a.py\nrecovery: {max_attempts: many}\n")
+    overnight(home)
+    return workspace
+
+
 def test_exit_codes_of_the_program_itself(machine: Machine, tmp_path: Path) -> None:
     def code(home: Path, *arguments: str) -> int:
         argv = [sys.executable, "-m", "gputui", "--home", str(home), *arguments]
@@ -132,14 +140,6 @@ REFUSED: list[tuple[tuple[str, ...], int, str]] = [
     (("export", RUN, "--to", "jsonl", "--out", "/dev/null/x"), 3, "/dev/null"),
     (("export", RUN, "--to", "csv", "--follow", "--force"), 2, "--force"),
 ]  # fmt: skip
-
-
-@pytest.fixture
-def recorded(home: Home, workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "bad.yaml").write_text("script: a.py\nrecovery: {max_attempts: many}\n")
-    overnight(home)
-    return workspace
 
 
 @table(("arguments", "code", "mentioned"), REFUSED)

@@ -15,6 +15,18 @@ from tests.machines import Machine
 from tests.texts import mentions
 from tests.ui.cli.program import refused, said, shape
 
+NANOGPT = r"iter (?P<iter>\d+): loss (?P<loss>\S+), time (?P<step_time>\S+),"
+
+
+@pytest.fixture(autouse=True)
+def in_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def profile(folder: Path, metrics: str) -> str:
+    (folder / "a.yaml").write_text(f"script: a.py\nmetrics: {metrics}\n")
+    return "./a.yaml"
+
 
 def test_the_verdict_is_the_last_line_and_fits_the_exit_code(workspace: Workspace, tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("print(1)\n")
@@ -41,19 +53,6 @@ def test_all_mistakes_are_named_at_once(workspace: Workspace, tmp_path: Path) ->
     assert len(refused(workspace, "check", "./a.yaml", code=2).splitlines()) == 2
     (tmp_path / "a.yaml").write_text("script: ddp.py\nparams: {lr: 1")
     assert len(refused(workspace, "check", "./a.yaml", code=2).splitlines()) == 1
-
-
-NANOGPT = r"iter (?P<iter>\d+): loss (?P<loss>\S+), time (?P<step_time>\S+),"
-
-
-@pytest.fixture(autouse=True)
-def in_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-
-
-def profile(folder: Path, metrics: str) -> str:
-    (folder / "a.yaml").write_text(f"script: a.py\nmetrics: {metrics}\n")
-    return "./a.yaml"
 
 
 def test_what_would_be_drawn(workspace: Workspace, tmp_path: Path) -> None:

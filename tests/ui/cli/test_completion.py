@@ -46,6 +46,20 @@ def completed(folder: Path, line: str) -> list[str]:
     return [item.value for item in items]
 
 
+@pytest.fixture
+def bash(folder: Path, tmp_path: Path) -> Iterator[pexpect.spawn[str]]:
+    """An interactive bash with the script, in which gputui prints its arguments."""
+    (tmp_path / "train me.py").touch()
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environ = {**os.environ, "PATH": path, "GPUTUI_HOME": str(folder), "TERM": "dumb", "LANG": "C.UTF-8"}
+    shell = pexpect.spawn("bash", ["--norc", "-i"], env=environ, cwd=str(tmp_path), encoding="utf-8", echo=False)
+    shell.sendline('bind "set enable-bracketed-paste off"; eval "$(gputui completion bash)"')
+    shell.sendline("gputui() { printf '<%s>' \"$@\"; echo; }; gputui ready")
+    shell.expect("<ready>\r\n")
+    yield shell
+    shell.close(force=True)
+
+
 @table(
     ("line", "values"),
     [
@@ -105,20 +119,6 @@ def test_each_shell_has_its_script(workspace: Workspace) -> None:
     for shell in ("bash", "zsh", "fish"):
         assert "_GPUTUI_COMPLETE" in said(workspace, "completion", shell)
     assert call(workspace, "completion", "tcsh").code == 2
-
-
-@pytest.fixture
-def bash(folder: Path, tmp_path: Path) -> Iterator[pexpect.spawn[str]]:
-    """An interactive bash with the script, in which gputui prints its arguments."""
-    (tmp_path / "train me.py").touch()
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    environ = {**os.environ, "PATH": path, "GPUTUI_HOME": str(folder), "TERM": "dumb", "LANG": "C.UTF-8"}
-    shell = pexpect.spawn("bash", ["--norc", "-i"], env=environ, cwd=str(tmp_path), encoding="utf-8", echo=False)
-    shell.sendline('bind "set enable-bracketed-paste off"; eval "$(gputui completion bash)"')
-    shell.sendline("gputui() { printf '<%s>' \"$@\"; echo; }; gputui ready")
-    shell.expect("<ready>\r\n")
-    yield shell
-    shell.close(force=True)
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")

@@ -19,6 +19,18 @@ ROOT = Path(__file__).parents[3]
 TEXTS = [*ROOT.glob("gputui/**/*.py"), *ROOT.glob("trainer/**/*.py")]
 
 
+def messages(path: Path) -> Iterator[str]:
+    """The texts of a module that may name a page, without its docstrings."""
+    source = path.read_text("utf-8")
+    if "docs/" not in source and "gputui help" not in source:
+        return
+    tree = ast.parse(source)
+    notes = {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in notes:
+            yield node.value
+
+
 def test_the_pages_are_listed_with_a_line_each(workspace: Workspace) -> None:
     listed = said(workspace, "help").splitlines()
     assert [line.split()[0] for line in listed] == sorted(path.stem for path in (ROOT / "docs").glob("*.md"))
@@ -56,18 +68,6 @@ def test_only_a_page_longer_than_the_terminal_is_paged(
 def test_what_is_no_page_names_the_nearest(workspace: Workspace) -> None:
     assert "profiles" in refused(workspace, "help", "profils", code=2)
     assert mentions(refused(workspace, "help", "report", code=2), "gputui report --help")
-
-
-def messages(path: Path) -> Iterator[str]:
-    """The texts of a module that may name a page, without its docstrings."""
-    source = path.read_text("utf-8")
-    if "docs/" not in source and "gputui help" not in source:
-        return
-    tree = ast.parse(source)
-    notes = {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in notes:
-            yield node.value
 
 
 def test_messages_and_profiles_name_pages_by_the_command() -> None:

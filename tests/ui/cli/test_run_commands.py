@@ -15,6 +15,21 @@ from tests.machines import STEPS_SCRIPT, Machine
 from tests.tables import table
 from tests.ui.cli.program import refused, said
 
+SCRIPT = "import argparse\np = argparse.ArgumentParser()\np.add_argument('--lr', type=float, default=0.1)\n"
+ERRORS = [
+    (("trian.py",), "train.py"), (("nothing",), "file or program"), (("LR=1", "train.py"), "LR=1"), ((), "PROFILE"),
+    (("--gpus", "1"), "PROFILE"), (("--set", "x=1", "train.py"), "typed"), (("run.yaml",), "run.yaml"),
+    (("digits-ddp", "train.py"), "digits-ddp"), (("train.py", "--gpus", "2"), "--gpus"),
+]  # fmt: skip
+
+
+def _in_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    (folder / "train.py").write_text(SCRIPT)
+    (folder / "plain.py").write_text("print(1)\n")
+    (folder / "run.sh").write_text("#!/bin/sh\n")
+    (folder / "run.sh").chmod(0o755)
+
 
 def test_a_script_is_a_whole_run(machine: Machine) -> None:
     script = machine.folder / "count.py"
@@ -49,7 +64,6 @@ def test_any_command_runs_where_and_as_it_was_typed(machine: Machine) -> None:
     assert "code 3" in machine.gputui("explain")
 
 
-SCRIPT = "import argparse\np = argparse.ArgumentParser()\np.add_argument('--lr', type=float, default=0.1)\n"
 PLANS = [
     # the words behind run --dry-run, and the end of the command
     (("train.py",), "train.py --lr 0.1"),
@@ -73,14 +87,6 @@ def test_what_a_command_is(
     assert command.endswith(ending), command
 
 
-def _in_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(folder)
-    (folder / "train.py").write_text(SCRIPT)
-    (folder / "plain.py").write_text("print(1)\n")
-    (folder / "run.sh").write_text("#!/bin/sh\n")
-    (folder / "run.sh").chmod(0o755)
-
-
 def test_a_name_of_both_is_the_profile(workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _in_folder(tmp_path, monkeypatch)
     (tmp_path / "profiles").mkdir(exist_ok=True)
@@ -100,13 +106,6 @@ def test_the_profile_limits_the_time_unless_the_command_does(
     profile.write_text("command: echo done\ngpus: 0\ntime: 8h\n")
     lines = said(workspace, "run", "--dry-run", str(profile), *arguments).splitlines()
     assert [line.split(maxsplit=2)[2] for line in lines if line.startswith("time limit")] == [limit]
-
-
-ERRORS = [
-    (("trian.py",), "train.py"), (("nothing",), "file or program"), (("LR=1", "train.py"), "LR=1"), ((), "PROFILE"),
-    (("--gpus", "1"), "PROFILE"), (("--set", "x=1", "train.py"), "typed"), (("run.yaml",), "run.yaml"),
-    (("digits-ddp", "train.py"), "digits-ddp"), (("train.py", "--gpus", "2"), "--gpus"),
-]  # fmt: skip
 
 
 @table(("arguments", "mentioned"), ERRORS)

@@ -27,6 +27,14 @@ from tests.stories import bad_night, overnight
 from tests.ui.cli.program import said, shape
 
 
+def stopped(machine: Machine) -> str:
+    machine.gputui("run", machine.profile(), "--set", "steps=2000")
+    wait_until(lambda: len(machine.steps("steps-1")) > 15, 60, "some steps")
+    machine.gputui("stop", "steps-1")
+    machine.wait_for("steps-1", "stopped")
+    return "steps-1"
+
+
 def test_waiting_shows_the_incident_the_decision_and_the_story(machine: Machine) -> None:
     output = machine.gputui("run", machine.profile(), "--set", "fail_at=25", "--wait")
     lines = output.splitlines()
@@ -97,14 +105,6 @@ def test_a_run_after_another_starts_once_that_has_succeeded(machine: Machine) ->
     (ended,) = machine.rows("SELECT ended_at FROM attempts WHERE run_id = 'steps-1'")
     assert ends["steps-2"] >= ended[0]
     assert "no run" in machine.gputui("run", machine.profile(), "--after", "nothing-9", code=3)
-
-
-def stopped(machine: Machine) -> str:
-    machine.gputui("run", machine.profile(), "--set", "steps=2000")
-    wait_until(lambda: len(machine.steps("steps-1")) > 15, 60, "some steps")
-    machine.gputui("stop", "steps-1")
-    machine.wait_for("steps-1", "stopped")
-    return "steps-1"
 
 
 def test_resume_names_the_checkpoint_and_the_time_between_does_not_count(machine: Machine) -> None:

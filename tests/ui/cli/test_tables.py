@@ -20,6 +20,14 @@ ROWS = [
 ]
 
 
+@pytest.fixture
+def narrow(monkeypatch: pytest.MonkeyPatch) -> int:
+    """A terminal of 80 columns."""
+    for module in (context, explain):
+        monkeypatch.setattr(module, "terminal_columns", lambda: 80)
+    return 80
+
+
 def test_a_file_gets_everything() -> None:
     lines = table_lines(HEADER, ROWS, ("SIZE",), None)
     assert lines == [
@@ -53,14 +61,6 @@ def test_a_long_name_gives_way_first() -> None:
     assert lines[1].startswith("xxx") and "…" in lines[1] and lines[1].endswith("-7  1 GiB  running  300/600")
     assert table_lines(header, rows, ("SIZE",), 50)[0].split() == ["RUN", "STATE", "STEP"]
     assert all(name in table_lines(header, rows, ("SIZE",), room)[1] for room in (None, 100))
-
-
-@pytest.fixture
-def narrow(monkeypatch: pytest.MonkeyPatch) -> int:
-    """A terminal of 80 columns."""
-    for module in (context, explain):
-        monkeypatch.setattr(module, "terminal_columns", lambda: 80)
-    return 80
 
 
 def test_every_threshold_of_the_rules_is_whole(workspace: Workspace, narrow: int) -> None:

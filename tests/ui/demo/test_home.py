@@ -31,6 +31,14 @@ from gputui.ui.tui.pages.study.choose import make_plan
 from tests.conftest import wait_until
 
 
+def processes_of(folder: str) -> list[int]:
+    pids = []
+    for process in psutil.process_iter(["cmdline"]):
+        if process.pid != os.getpid() and any(folder in word for word in process.info["cmdline"] or ()):
+            pids.append(process.pid)
+    return pids
+
+
 def test_a_run_recovers_another_waits_and_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
@@ -61,14 +69,6 @@ def test_a_run_recovers_another_waits_and_nothing_is_left(tmp_path: Path, monkey
         wait_until(lambda: any(not study.state.is_over for study in read_studies(connection)), 60, "the study")
     assert not Path(folder).exists()
     wait_until(lambda: not processes_of(folder), 60, "the end of every process of the demo")
-
-
-def processes_of(folder: str) -> list[int]:
-    pids = []
-    for process in psutil.process_iter(["cmdline"]):
-        if process.pid != os.getpid() and any(folder in word for word in process.info["cmdline"] or ()):
-            pids.append(process.pid)
-    return pids
 
 
 def test_the_script_saves_when_it_is_asked_to_end(tmp_path: Path) -> None:

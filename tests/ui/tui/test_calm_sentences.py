@@ -21,6 +21,10 @@ def disk(monkeypatch: pytest.MonkeyPatch, free_bytes: int, files: int = 0, free_
     monkeypatch.setattr(os, "statvfs", lambda path: status)
 
 
+def agent_seen(at: float) -> AgentView:
+    return AgentView(1, "0", at - 99, at, None, False, 1.0, "nvml", None, None, None, "ok", None)
+
+
 async def test_a_full_disk_is_told_instead_of_silence(
     home: Home, app: GputuiApp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -40,10 +44,6 @@ async def test_a_full_disk_is_told_instead_of_silence(
         feed_of(app).refresh()
         await pilot.pause()
         assert text(app, "notice") == ""
-
-
-def agent_seen(at: float) -> AgentView:
-    return AgentView(1, "0", at - 99, at, None, False, 1.0, "nvml", None, None, None, "ok", None)
 
 
 def test_a_disk_counts_as_full_only_while_nothing_can_be_written(monkeypatch: pytest.MonkeyPatch, home: Home) -> None:

@@ -64,6 +64,11 @@ def line_with(app: PtyApp, text: str) -> int:
     return next(y for y, line in enumerate(app.terminal.lines) if text in line)
 
 
+def still(app: PtyApp) -> list[str]:
+    """The lines of the screen without what grows with time: ages, and the GPU-hours that a silent run costs."""
+    return [re.sub(r"\b\d+ h \d\d\b|\b[\d.]+ GPU-hours", "…", line) for line in app.terminal.lines]
+
+
 # --- mouse
 
 
@@ -153,11 +158,6 @@ def test_title_and_bell_tell_the_worst_and_are_taken_back(open_screen: Callable,
         assert bells(app) == 1
         after = leave(app)
         assert after.count(b"\x1b[23;2t") == 1
-
-
-def still(app: PtyApp) -> list[str]:
-    """The lines of the screen without what grows with time: ages, and the GPU-hours that a silent run costs."""
-    return [re.sub(r"\b\d+ h \d\d\b|\b[\d.]+ GPU-hours", "…", line) for line in app.terminal.lines]
 
 
 # --- suspension and its end

@@ -29,6 +29,11 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "config" / "settings.json"
 
 
+def make(workspace: Workspace, settings: Settings) -> GputuiApp:
+    feed = StillFeed(workspace)
+    return GputuiApp(workspace, feed, feed.read(), settings=settings)
+
+
 def test_what_is_saved_is_read_again_and_private(path: Path) -> None:
     changes = {"theme": "dark", "pins": ["loss", "lr"], "refresh_seconds": 2, "keys": {"stop": "S"}}
     assert kept.save(path, changes) is None
@@ -110,11 +115,6 @@ def test_what_cannot_be_is_refused_in_words() -> None:
 
 
 # --- on the screen
-
-
-def make(workspace: Workspace, settings: Settings) -> GputuiApp:
-    feed = StillFeed(workspace)
-    return GputuiApp(workspace, feed, feed.read(), settings=settings)
 
 
 async def test_a_chosen_key_does_it_and_is_told_in_footer_and_help(home: Home, workspace: Workspace) -> None:

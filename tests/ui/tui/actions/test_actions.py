@@ -57,6 +57,10 @@ def twice(texts: Iterable[str]) -> list[str]:
     return [word for word, count in Counter(texts).items() if count > 1]
 
 
+def footer(context: Context, width: int) -> str:
+    return "".join(text for text, _ in footer_line(context, width)).rstrip()
+
+
 def test_no_key_means_two_things_and_names_are_unique_on_a_page() -> None:
     assert {scope: twice(key for action in actions_in(scope) for key in action.keys) for scope in SCOPES} == {
         scope: [] for scope in SCOPES
@@ -104,10 +108,6 @@ def test_the_help_has_every_sign_of_its_page_in_its_colour() -> None:
     assert overview["◔"] == "starting" and mentions(overview["⊘"], "quarantine")
     loads = {sign.style: sign.word for sign in PAGE_SIGNS["overview"] if sign.style.startswith("load")}
     assert mentions(loads["load.2"], "75 %", "80 %")
-
-
-def footer(context: Context, width: int) -> str:
-    return "".join(text for text, _ in footer_line(context, width)).rstrip()
 
 
 def test_the_footer_uses_the_width_in_three_parts() -> None:

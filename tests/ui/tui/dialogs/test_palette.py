@@ -21,6 +21,16 @@ from tests.ui.tui.screens import until
 SIZE = (100, 30)
 
 
+async def choose(pilot: Pilot[Any], text: str) -> None:
+    await pilot.press("ctrl+p")
+    palette = pilot.app.screen
+    assert isinstance(palette, PaletteScreen)
+    await until(pilot, lambda: any(choice.title == "Launch mine" for choice in palette._choices))
+    palette.on_paste(type("Paste", (), {"text": text, "stop": lambda self: None})())
+    await pilot.press("enter")
+    await pilot.pause()
+
+
 def test_beginnings_come_before_middles_and_those_before_letters() -> None:
     titles = ["Set bell: on", "The theme", "Theme dark", "Stop the run", "Themis", "Toggle heme"]
     assert best_matches(titles, "theme", lambda title: (title, "", ()))[:2] == ["Theme dark", "The theme"]
@@ -34,16 +44,6 @@ def test_beginnings_come_before_middles_and_those_before_letters() -> None:
         ("metric", "Settings: theme, characters, mouse, bell", False), ("oom", "Suspend to the shell", False),
     ):  # fmt: skip
         assert (match_distance(typed, title) is not None) == is_found, typed
-
-
-async def choose(pilot: Pilot[Any], text: str) -> None:
-    await pilot.press("ctrl+p")
-    palette = pilot.app.screen
-    assert isinstance(palette, PaletteScreen)
-    await until(pilot, lambda: any(choice.title == "Launch mine" for choice in palette._choices))
-    palette.on_paste(type("Paste", (), {"text": text, "stop": lambda self: None})())
-    await pilot.press("enter")
-    await pilot.pause()
 
 
 async def test_settings_themes_copies_and_profiles_are_found(

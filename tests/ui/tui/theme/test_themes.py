@@ -48,17 +48,6 @@ def contrast(first: str, second: str) -> float:
     return (light + 0.05) / (dark + 0.05)
 
 
-def test_every_text_can_be_read() -> None:
-    """WCAG 2.2, success criterion 1.4.3; frames, tracks and sparklines are no text."""
-    for theme in PAINTED:
-        for key, style in styles_of(theme.name).items():
-            if key.startswith(("rule", "track", "history")):
-                continue
-            assert style.color is not None and style.bgcolor is not None, theme
-            assert not style.dim, key
-            assert contrast(style.color.name, style.bgcolor.name) >= 4.5, key
-
-
 def lab(colour: Rgb) -> Rgb:
     """CIELAB of a linear colour, for the white of sRGB."""
     red, green, blue = (max(0.0, part) for part in colour)
@@ -80,6 +69,22 @@ def without_green(colour: Rgb) -> Rgb:
     red, green, blue = colour
     mixed = 0.29275 * red + 0.70725 * green
     return mixed, mixed, -0.02234 * red + 0.02234 * green + blue
+
+
+def make(workspace: Workspace, settings: Settings) -> GputuiApp:
+    feed = StillFeed(workspace)
+    return GputuiApp(workspace, feed, feed.read(), settings=settings, host_name="ws-kepler")
+
+
+def test_every_text_can_be_read() -> None:
+    """WCAG 2.2, success criterion 1.4.3; frames, tracks and sparklines are no text."""
+    for theme in PAINTED:
+        for key, style in styles_of(theme.name).items():
+            if key.startswith(("rule", "track", "history")):
+                continue
+            assert style.color is not None and style.bgcolor is not None, theme
+            assert not style.dim, key
+            assert contrast(style.color.name, style.bgcolor.name) >= 4.5, key
 
 
 @pytest.mark.parametrize("theme", PAINTED)
@@ -153,11 +158,6 @@ def test_the_characters_follow_choice_and_locale() -> None:
 
 
 # --- on the screen
-
-
-def make(workspace: Workspace, settings: Settings) -> GputuiApp:
-    feed = StillFeed(workspace)
-    return GputuiApp(workspace, feed, feed.read(), settings=settings, host_name="ws-kepler")
 
 
 async def test_nothing_but_ascii_is_written(home: Home, workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:

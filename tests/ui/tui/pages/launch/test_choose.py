@@ -23,6 +23,11 @@ from tests.tables import table
 from tests.ui.tui.conftest import MakeApp
 from tests.ui.tui.screens import asked, form_of, overview, text, until
 
+COMPLETIONS = [
+    ("tr", "train", ["train.py", "train_b.py"]), ("python train.", "python train.py", ["train.py"]),
+    ("sub/", "sub/deep.py", ["deep.py"]), ("s", "sub/", ["sub/"]), ("nothing", "nothing", []),
+]  # fmt: skip
+
 
 def launched_from(home: Home, run_id: str, path: Path) -> None:
     home.run(run_id, "succeeded", name=run_id.rpartition("-")[0], params={"steps": 42}, ended_ago=5.0)
@@ -52,6 +57,15 @@ def mine(profile: Path, tmp_path: Path) -> Path:
 def choosing(app: GputuiApp) -> ChooseProfileScreen:
     assert isinstance(app.screen, ChooseProfileScreen)
     return app.screen
+
+
+@pytest.fixture
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "here" / "train.py"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("print(1)\n")
+    monkeypatch.chdir(path.parent)
+    return path
 
 
 async def test_what_was_used_last_comes_first_and_what_is_missing_is_said(
@@ -111,27 +125,12 @@ async def test_a_copy_comes_from_its_very_file_and_from_no_other(home: Home, mak
         assert str(mine) in text(app, "message") and asked(home) == []
 
 
-COMPLETIONS = [
-    ("tr", "train", ["train.py", "train_b.py"]), ("python train.", "python train.py", ["train.py"]),
-    ("sub/", "sub/deep.py", ["deep.py"]), ("s", "sub/", ["sub/"]), ("nothing", "nothing", []),
-]  # fmt: skip
-
-
 @table(("text", "expected", "names"), COMPLETIONS)
 def test_the_last_word_is_completed_as_a_path(tmp_path: Path, text: str, expected: str, names: list[str]) -> None:
     for name in ("train.py", "train_b.py", "sub/deep.py"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     assert typed.complete(text, tmp_path) == (expected, names)
-
-
-@pytest.fixture
-def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    path = tmp_path / "here" / "train.py"
-    path.parent.mkdir(exist_ok=True)
-    path.write_text("print(1)\n")
-    monkeypatch.chdir(path.parent)
-    return path
 
 
 async def test_a_command_is_typed_in_place_of_a_profile(app: GputuiApp, script: Path) -> None:

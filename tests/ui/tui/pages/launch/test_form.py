@@ -22,12 +22,53 @@ from tests.texts import mentions
 from tests.ui.tui.conftest import MakeApp
 from tests.ui.tui.screens import asked, feed_of, form_of, open_form, screen_text, text, until
 
+LONG = """
+name: long
+description: Many parameters.
+launcher: python
+script: tiny.py
+python: {python}
+gpus: 0
+params:
+  data_dir: {{default: here, help: a folder}}
+  precision: {{default: bf16, choices: [fp32, bf16, fp16], help: of the forward pass}}
+  steps: {{default: 10, min: 1, max: 100, help: how many}}
+  grad_clip: 1.0
+  warmup_steps: 100
+  timeout_seconds: 60
+  augment: true
+  dropout: 0.1
+metrics: off
+"""
+
 
 @pytest.fixture
 def app(home: Home, make_app: MakeApp) -> GputuiApp:
     overnight(home)
     home.run("tiny-1", "succeeded", name="tiny", params={"steps": 42, "lr": 0.5, "gone": 3}, ended_ago=5.0)
     return make_app()
+
+
+@pytest.fixture
+def targets(home: Home) -> None:
+    """Two targets of the home; the second answers nobody."""
+    lab = {"kind": "slurm", "partition": "gpu", "time": "4h"}
+    gone = {"kind": "ray", "address": "http://127.0.0.1:9"}
+    home.workspace.targets.write_text(json.dumps({"lab": lab, "hub": gone}))
+
+
+def sheet(app: GputuiApp) -> str:
+    if not isinstance(app.screen, SheetScreen):
+        return ""
+    return "\n".join("".join(part for part, _ in line) for line in app.screen.lines(200))
+
+
+@pytest.fixture
+def long_profile(profile: Path) -> Path:
+    path = profile.with_name("long.yaml")
+    path.write_text(LONG.format(python=sys.executable))
+    profile.unlink()
+    return path
 
 
 async def test_gpus_are_chosen_from_a_table(app: GputuiApp, home: Home, profile: Path) -> None:
@@ -92,20 +133,6 @@ async def test_a_secret_is_seen_by_nobody_and_comes_from_the_profile(app: Gputui
         assert "typed" not in text(app, "list")
 
 
-@pytest.fixture
-def targets(home: Home) -> None:
-    """Two targets of the home; the second answers nobody."""
-    lab = {"kind": "slurm", "partition": "gpu", "time": "4h"}
-    gone = {"kind": "ray", "address": "http://127.0.0.1:9"}
-    home.workspace.targets.write_text(json.dumps({"lab": lab, "hub": gone}))
-
-
-def sheet(app: GputuiApp) -> str:
-    if not isinstance(app.screen, SheetScreen):
-        return ""
-    return "\n".join("".join(part for part, _ in line) for line in app.screen.lines(200))
-
-
 async def test_a_target_is_chosen_in_the_form_and_its_script_is_shown(
     app: GputuiApp, home: Home, profile: Path, targets: None
 ) -> None:
@@ -128,34 +155,6 @@ async def test_a_target_is_chosen_in_the_form_and_its_script_is_shown(
         await until(pilot, lambda: bool(asked(home)))
     (spec,) = (home.workspace.state / "inbox").glob("*.json")
     assert json.loads(spec.read_text())["target"]["name"] == "lab"
-
-
-LONG = """
-name: long
-description: Many parameters.
-launcher: python
-script: tiny.py
-python: {python}
-gpus: 0
-params:
-  data_dir: {{default: here, help: a folder}}
-  precision: {{default: bf16, choices: [fp32, bf16, fp16], help: of the forward pass}}
-  steps: {{default: 10, min: 1, max: 100, help: how many}}
-  grad_clip: 1.0
-  warmup_steps: 100
-  timeout_seconds: 60
-  augment: true
-  dropout: 0.1
-metrics: off
-"""
-
-
-@pytest.fixture
-def long_profile(profile: Path) -> Path:
-    path = profile.with_name("long.yaml")
-    path.write_text(LONG.format(python=sys.executable))
-    profile.unlink()
-    return path
 
 
 async def test_the_form(snapshot: SnapshotAssertion, app: GputuiApp, long_profile: Path) -> None:

@@ -22,6 +22,10 @@ from tests.ui.tui.screens import SMALL, asked, feed_of, overview, text, until
 LARGE = (200, 50)
 
 
+def marked(app: GputuiApp) -> list[str]:
+    return [run.run_id for run in overview(app).marked_runs]
+
+
 async def test_tab_moves_the_focus_and_arrows_move_in_it(app: GputuiApp) -> None:
     async with app.run_test(size=SMALL) as pilot:
         assert overview(app).focused_section == "runs" and "▸● vit-b16-1" in text(app, "runs")
@@ -37,10 +41,6 @@ async def test_tab_moves_the_focus_and_arrows_move_in_it(app: GputuiApp) -> None
         assert overview(app).focused_section == "events"
         await pilot.press("tab", "tab")
         assert overview(app).focused_section == "runs" and overview(app).table.cursor == "vit-b16-1"
-
-
-def marked(app: GputuiApp) -> list[str]:
-    return [run.run_id for run in overview(app).marked_runs]
 
 
 async def test_what_is_asked_about_marked_runs_goes_to_each_that_it_can_be_done_with(

@@ -34,6 +34,16 @@ def snapshot(home: Home) -> Snapshot:
     return read(home.workspace)
 
 
+def shared(
+    width: int, height: int, *, gpus: int = 8, runs: int = 7, events: int = 2, processes: int = 0, hidden: int = 0
+) -> Rows:
+    """The areas' shares of so many lines."""
+    needs = AreaNeeds(
+        lambda most: min(most, gpus + 3 if gpus else 3), runs, processes, processes, hidden, events, has_charts=gpus > 0
+    )
+    return share_rows(width, height, needs)
+
+
 # --- GPUs
 
 
@@ -147,16 +157,6 @@ def test_curves_are_drawn_again_only_when_a_point_was_added(snapshot: Snapshot) 
 
 
 # --- strips
-
-
-def shared(
-    width: int, height: int, *, gpus: int = 8, runs: int = 7, events: int = 2, processes: int = 0, hidden: int = 0
-) -> Rows:
-    """The areas' shares of so many lines."""
-    needs = AreaNeeds(
-        lambda most: min(most, gpus + 3 if gpus else 3), runs, processes, processes, hidden, events, has_charts=gpus > 0
-    )
-    return share_rows(width, height, needs)
 
 
 def test_head_and_host(snapshot: Snapshot) -> None:

@@ -16,6 +16,8 @@ from gputui.ui.views.snapshot import LogTail
 from tests.tables import table
 from tests.texts import mentions
 
+NOISE = "launcher", "rank 0 of attempt 1", "launcher of attempt 1"
+
 
 @pytest.fixture
 def log(tmp_path: Path) -> Path:
@@ -33,6 +35,28 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def numbers(tail: LogTail) -> list[int]:
     return list(range(tail.first, tail.first + len(tail.lines)))
+
+
+def tail_of(count: int, first: int = 0, label: str = "rank 0") -> LogTail:
+    lines = tuple(f"WARNING {n}" if n % 10 == 0 else f"line {n}" for n in range(first, first + count))
+    levels = bytes(int(Level.WARNING) if line.startswith("W") else 0 for line in lines)
+    return LogTail(label, (label,), lines, None, levels, first)
+
+
+def log_of(tail: LogTail, said: list[str] | None = None) -> RunLog:
+    view = RunLog((said if said is not None else []).append, lambda: None)
+    view.update(tail, 80, 4)
+    return view
+
+
+def shown(view: RunLog) -> list[str]:
+    return [view.line(number)[0] for number in view.numbers]
+
+
+def drawn(view: RunLog, *, is_live: bool = True) -> list[str]:
+    lines = view.lines(80, style="title", is_live=is_live)
+    assert {sum(cell_width(text) for text, _ in line) for line in lines} == {80}
+    return ["".join(text for text, _ in line) for line in lines]
 
 
 def test_what_was_read_is_kept_and_only_the_rest_is_read(log: Path) -> None:
@@ -101,28 +125,6 @@ def test_a_progress_bar_is_one_line_that_changes(log: Path) -> None:
 
 
 # --- looking at it
-
-
-def tail_of(count: int, first: int = 0, label: str = "rank 0") -> LogTail:
-    lines = tuple(f"WARNING {n}" if n % 10 == 0 else f"line {n}" for n in range(first, first + count))
-    levels = bytes(int(Level.WARNING) if line.startswith("W") else 0 for line in lines)
-    return LogTail(label, (label,), lines, None, levels, first)
-
-
-def log_of(tail: LogTail, said: list[str] | None = None) -> RunLog:
-    view = RunLog((said if said is not None else []).append, lambda: None)
-    view.update(tail, 80, 4)
-    return view
-
-
-def shown(view: RunLog) -> list[str]:
-    return [view.line(number)[0] for number in view.numbers]
-
-
-def drawn(view: RunLog, *, is_live: bool = True) -> list[str]:
-    lines = view.lines(80, style="title", is_live=is_live)
-    assert {sum(cell_width(text) for text, _ in line) for line in lines} == {80}
-    return ["".join(text for text, _ in line) for line in lines]
 
 
 def test_the_end_is_followed_until_somebody_scrolls() -> None:
@@ -244,9 +246,6 @@ def test_logs_of_attempts_before_can_be_chosen(tmp_path: Path) -> None:
     chosen = reader.read(tmp_path / "6", "launcher of attempt 3")
     assert chosen.label == "launcher of attempt 3" and chosen.lines == ("attempt 3",)
     assert reader.read(tmp_path / "6", "rank 7").label == "launcher"
-
-
-NOISE = "launcher", "rank 0 of attempt 1", "launcher of attempt 1"
 
 
 @table("labels, rank, with_errors, label, is_lacking", [

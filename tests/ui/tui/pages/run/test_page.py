@@ -47,6 +47,31 @@ def asked(app: GputuiApp) -> ChartRequest:
     return request
 
 
+def failed_at_start(home: Home, workspace: Workspace) -> None:
+    home.agent()
+    home.gpus(2)
+    home.run("bert-1", "failed", gpus=(0, 1), started_ago=3600.0, ended_ago=3580.0,
+               reason="rank 1 raised an exception (KeyError: 'labels', data.py:17); not retried")  # fmt: skip
+    home.attempt("bert-1", 1, "failed", gpus=(0, 1), started_ago=3599.0, ended_ago=3580.0, code=1)
+    home.incident("bert-1", 1, "user_exception", "rank 1 raised an exception (KeyError: 'labels', data.py:17)",
+                    seconds_ago=3580.0, rank=1, reason="not retried", verdict="stop")  # fmt: skip
+    for rank in (0, 1):
+        folder = workspace.run_dir("bert-1") / f"attempts/1/nodes/0/ranks/x/attempt_0/{rank}"
+        folder.mkdir(parents=True)
+        (folder / "stdout.log").write_text(f"hello of rank {rank}\n")
+        error = "Traceback (most recent call last):\n  File 'data.py', line 17\nKeyError: 'labels'\n" if rank else ""
+        (folder / "stderr.log").write_text(error + "shutting down\n" * 60 if rank else "")
+    home.connection.execute("UPDATE attempts SET scanned_at = ended_at WHERE run_id = 'bert-1'")
+
+
+async def open_failed(pilot: Pilot[int], app: GputuiApp) -> None:
+    """Open the page of the run under the cursor, and let it read its log to the end."""
+    await press(pilot, "enter")
+    for _ in range(5):
+        feed_of(app).refresh()
+        await pilot.pause()
+
+
 async def test_the_page_shows_one_section_at_a_time_at_80_columns(app: GputuiApp) -> None:
     async with app.run_test(size=SMALL) as pilot:
         await press(pilot, "enter")
@@ -218,31 +243,6 @@ async def test_a_metric_is_split_by_rank_and_the_straggler_stands_out(app: Gputu
 
 
 # --- a failed run
-
-
-def failed_at_start(home: Home, workspace: Workspace) -> None:
-    home.agent()
-    home.gpus(2)
-    home.run("bert-1", "failed", gpus=(0, 1), started_ago=3600.0, ended_ago=3580.0,
-               reason="rank 1 raised an exception (KeyError: 'labels', data.py:17); not retried")  # fmt: skip
-    home.attempt("bert-1", 1, "failed", gpus=(0, 1), started_ago=3599.0, ended_ago=3580.0, code=1)
-    home.incident("bert-1", 1, "user_exception", "rank 1 raised an exception (KeyError: 'labels', data.py:17)",
-                    seconds_ago=3580.0, rank=1, reason="not retried", verdict="stop")  # fmt: skip
-    for rank in (0, 1):
-        folder = workspace.run_dir("bert-1") / f"attempts/1/nodes/0/ranks/x/attempt_0/{rank}"
-        folder.mkdir(parents=True)
-        (folder / "stdout.log").write_text(f"hello of rank {rank}\n")
-        error = "Traceback (most recent call last):\n  File 'data.py', line 17\nKeyError: 'labels'\n" if rank else ""
-        (folder / "stderr.log").write_text(error + "shutting down\n" * 60 if rank else "")
-    home.connection.execute("UPDATE attempts SET scanned_at = ended_at WHERE run_id = 'bert-1'")
-
-
-async def open_failed(pilot: Pilot[int], app: GputuiApp) -> None:
-    """Open the page of the run under the cursor, and let it read its log to the end."""
-    await press(pilot, "enter")
-    for _ in range(5):
-        feed_of(app).refresh()
-        await pilot.pause()
 
 
 async def test_a_failed_run_says_why_once_and_opens_on_the_log_of_its_rank_that_has_the_charts_room(

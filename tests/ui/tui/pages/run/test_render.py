@@ -44,6 +44,14 @@ from tests.tables import table
 from tests.texts import mentions
 from tests.ui.tui.screens import text_of, widths
 
+LOSS = Panel("loss", "loss", 0)
+UTIL = Panel("gpu/utilization", "GPU util %", 2, "utilization")
+MARKERS = (
+    ChartMarker(3.0, "checkpoint", "ckpt", text="checkpoint of step 3"),
+    ChartMarker(5.0, "restart", "↻1", attempt=2),
+    ChartMarker(5.1, "incident", "cuda oom", at=NOW, text="CUDA ran out of memory on rank 1"),
+)
+
 
 def styles(lines: Iterable[Line], text: str) -> set[str]:
     return {style for line in lines for piece, style in line if text in piece}
@@ -60,6 +68,32 @@ def snapshot(home: Home, workspace: Workspace) -> Snapshot:
 def page(snapshot: Snapshot) -> RunPage:
     assert snapshot.page is not None
     return snapshot.page
+
+
+def bins(*values: float, start: int = 0) -> tuple[Bin, ...]:
+    columns = []
+    for x, value in enumerate(values, start):
+        column = Bin(float(x), float(x))
+        column.add(float(x), value)
+        columns.append(column)
+    return tuple(columns)
+
+
+def look_of(*curves: MetricCurve, hardware: tuple[HardwareCurve, ...] = (), markers: tuple[ChartMarker, ...] = (),
+            cursor: float | None = None, **changes: object) -> ChartLook:  # fmt: skip
+    request = ChartRequest(hardware=("utilization",), cursor=cursor)
+    data = ChartData(request, Frame("step", 0.0, 9.0), tuple(c.name for c in curves),
+                     {curve.name: curve for curve in curves}, hardware, markers)  # fmt: skip
+    gpus = {f"GPU-{n}": n for n in range(8)}
+    look = ChartLook(ChartView(cursor=cursor), (ChartedRun(data),), gpus, window=(0.0, 10.0))
+    return replace(look, **changes)  # type: ignore[arg-type]
+
+
+LINE = MetricCurve("loss", bins(*range(10)), last=9.0)
+
+
+def drawn(panel: Panel, look: ChartLook, width: int = 60, height: int = 10) -> list[str]:
+    return text_of(panel_lines(panel, look, width, height))
 
 
 # --- parameters, ranks
@@ -321,29 +355,6 @@ def test_pins_come_first_then_what_matters_then_the_hardware() -> None:
 # --- charts
 
 
-def bins(*values: float, start: int = 0) -> tuple[Bin, ...]:
-    columns = []
-    for x, value in enumerate(values, start):
-        column = Bin(float(x), float(x))
-        column.add(float(x), value)
-        columns.append(column)
-    return tuple(columns)
-
-
-LOSS = Panel("loss", "loss", 0)
-UTIL = Panel("gpu/utilization", "GPU util %", 2, "utilization")
-
-
-def look_of(*curves: MetricCurve, hardware: tuple[HardwareCurve, ...] = (), markers: tuple[ChartMarker, ...] = (),
-            cursor: float | None = None, **changes: object) -> ChartLook:  # fmt: skip
-    request = ChartRequest(hardware=("utilization",), cursor=cursor)
-    data = ChartData(request, Frame("step", 0.0, 9.0), tuple(c.name for c in curves),
-                     {curve.name: curve for curve in curves}, hardware, markers)  # fmt: skip
-    gpus = {f"GPU-{n}": n for n in range(8)}
-    look = ChartLook(ChartView(cursor=cursor), (ChartedRun(data),), gpus, window=(0.0, 10.0))
-    return replace(look, **changes)  # type: ignore[arg-type]
-
-
 def test_the_line_of_the_crosshair_drops_whole_values() -> None:
     hardware = tuple(
         HardwareCurve(field, f"GPU-{n}", bins(1.0), 1.0, value + n)
@@ -357,13 +368,6 @@ def test_the_line_of_the_crosshair_drops_whole_values() -> None:
         36: " │ step 0 · power 585–588 W",
         30: " │ step 0 · power 585–588 W",
     }  # fmt: skip
-
-
-LINE = MetricCurve("loss", bins(*range(10)), last=9.0)
-
-
-def drawn(panel: Panel, look: ChartLook, width: int = 60, height: int = 10) -> list[str]:
-    return text_of(panel_lines(panel, look, width, height))
 
 
 def test_the_legend_tells_the_newest_value_or_that_at_the_crosshair() -> None:
@@ -408,13 +412,6 @@ def test_no_two_metrics_share_a_file() -> None:
     names = [file_name(key) for key in keys]
     assert len(set(names)) == len(keys) and names[0] == "val.loss" and names[1] == "val_loss"
     assert all(name and not name.startswith((".", "-")) and "/" not in name and len(name) < 200 for name in names)
-
-
-MARKERS = (
-    ChartMarker(3.0, "checkpoint", "ckpt", text="checkpoint of step 3"),
-    ChartMarker(5.0, "restart", "↻1", attempt=2),
-    ChartMarker(5.1, "incident", "cuda oom", at=NOW, text="CUDA ran out of memory on rank 1"),
-)
 
 
 def test_what_happened_stands_below_every_curve_and_is_named_at_the_crosshair() -> None:
