@@ -26,6 +26,13 @@ from trainer.errors import CheckpointError
 CPU = torch.device("cpu")
 
 
+def tensors_of(value: Any) -> list[Tensor]:
+    if isinstance(value, dict | list | tuple):
+        parts = value.values() if isinstance(value, dict) else value
+        return [tensor for part in parts for tensor in tensors_of(part)]
+    return [value] if isinstance(value, Tensor) else []
+
+
 def test_round_trip_with_a_hash_that_sha256sum_understands(folder: Path) -> None:
     path = save(folder, 40, weights=torch.arange(1000), plain=[1, "two", (3.0, None)])
     assert listing(folder) == ["step_00000040.pt", "step_00000040.pt.sha256"]
@@ -187,13 +194,6 @@ def test_a_copy_has_the_same_values_and_shares_memory_where_equal_tensors_do(cop
     assert (snapshot["random"], snapshot["step"]) == ([{"python": (3, (1, 2), None)}], 7)
     assert snapshot["tied"][0].data_ptr() == snapshot["tied"][1].data_ptr()
     assert snapshot["model"]["0.weight"].stride() == state["model"]["0.weight"].stride()
-
-
-def tensors_of(value: Any) -> list[Tensor]:
-    if isinstance(value, dict | list | tuple):
-        parts = value.values() if isinstance(value, dict) else value
-        return [tensor for part in parts for tensor in tensors_of(part)]
-    return [value] if isinstance(value, Tensor) else []
 
 
 def test_the_memory_is_used_again() -> None:

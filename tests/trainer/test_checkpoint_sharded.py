@@ -103,6 +103,49 @@ def one_rank() -> Iterator[World]:
     dist.destroy_process_group()
 
 
+def hand_over(world: World, folder: Path) -> list[int]:
+    """Bytes of tensors that this rank keeps for the next phase, and of the whole state: on one machine and on two."""
+    model = shard_model(world)
+    answers = []
+    for machine in ("one", str(world.rank)):
+        rest, pieces = parts = checkpoints.parts_on_host(state_of(model, 3)(), world)
+        with patch("os.uname", lambda machine=machine: SimpleNamespace(nodename=machine)):
+            state = checkpoints.shared_state(parts, world, folder)
+        check_state(state, 3)
+        answers.append(sum(piece["tensor"].nbytes for piece in pieces.values()))
+        assert (rest == {}) == (world.rank > 0)
+    moments = [values["exp_avg"] for values in state["optimizer"].values()]
+    return [*answers, sum(tensor.nbytes for tensor in [*dict(build().named_parameters()).values(), *moments])]
+
+
+def save_with_a_full_disk(world: World, folder: Path, broken: int, background: bool) -> list[Any]:
+    """The disk of rank `broken` is full for its shard of step 20; broken -1: for the main file."""
+    saver = Checkpointer(settings(folder, async_checkpoints=background, epoch_checkpoints=True), with_writers(world))
+    model = shard_model(world)
+    saver.save(state_of(model, 10), step=10, score=0.5, epoch=1)
+    saver.wait()
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "there")
+    write = files.write
+
+    def write_unless_full(state: Any, path: Path) -> tuple[str, int]:
+        if world.rank == max(broken, 0) and (path.parent.suffix == ".shards") == (broken >= 0):
+            raise full
+        return write(state, path)
+
+    answers: list[Any] = []
+    files.write = write_unless_full
+    try:
+        saver.save(state_of(model, 20), step=20, score=0.25, epoch=2)
+        saver.wait()
+        try:
+            saver.save(state_of(model, 30), step=30, need="required")
+        except CheckpointError as error:
+            answers.append(str(full) in str(error))
+    finally:
+        files.write = write
+    return [*answers, [(outcome.event, outcome.step) for outcome in saver.poll()]]
+
+
 def test_two_ranks_write_and_one_reads(folder: Path, two_ranks: Ranks) -> None:
     events = two_ranks.run(
         save, folder, {10: 0.5, 20: 0.25, 30: 0.75}, async_checkpoints=True, epoch_checkpoints=True, keep=2
@@ -150,21 +193,6 @@ def test_a_part_that_is_missing_is_noticed_when_it_is_wanted(folder: Path) -> No
             state["model"]["a"]
 
 
-def hand_over(world: World, folder: Path) -> list[int]:
-    """Bytes of tensors that this rank keeps for the next phase, and of the whole state: on one machine and on two."""
-    model = shard_model(world)
-    answers = []
-    for machine in ("one", str(world.rank)):
-        rest, pieces = parts = checkpoints.parts_on_host(state_of(model, 3)(), world)
-        with patch("os.uname", lambda machine=machine: SimpleNamespace(nodename=machine)):
-            state = checkpoints.shared_state(parts, world, folder)
-        check_state(state, 3)
-        answers.append(sum(piece["tensor"].nbytes for piece in pieces.values()))
-        assert (rest == {}) == (world.rank > 0)
-    moments = [values["exp_avg"] for values in state["optimizer"].values()]
-    return [*answers, sum(tensor.nbytes for tensor in [*dict(build().named_parameters()).values(), *moments])]
-
-
 def test_between_phases_each_rank_keeps_its_share(tmp_path: Path, two_ranks: Ranks, four_ranks: Ranks) -> None:
     for ranks, most in ((two_ranks, 0.62), (four_ranks, 0.36)):  # seven rows
         elements = ranks.run(hand_over, tmp_path)
@@ -172,34 +200,6 @@ def test_between_phases_each_rank_keeps_its_share(tmp_path: Path, two_ranks: Ran
         assert max(here for here, _, _ in elements) < most * elements[0][2]
         assert [here for here, _, _ in elements] == [expected for _, expected, _ in elements]
     assert listing(tmp_path) == []
-
-
-def save_with_a_full_disk(world: World, folder: Path, broken: int, background: bool) -> list[Any]:
-    """The disk of rank `broken` is full for its shard of step 20; broken -1: for the main file."""
-    saver = Checkpointer(settings(folder, async_checkpoints=background, epoch_checkpoints=True), with_writers(world))
-    model = shard_model(world)
-    saver.save(state_of(model, 10), step=10, score=0.5, epoch=1)
-    saver.wait()
-    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "there")
-    write = files.write
-
-    def write_unless_full(state: Any, path: Path) -> tuple[str, int]:
-        if world.rank == max(broken, 0) and (path.parent.suffix == ".shards") == (broken >= 0):
-            raise full
-        return write(state, path)
-
-    answers: list[Any] = []
-    files.write = write_unless_full
-    try:
-        saver.save(state_of(model, 20), step=20, score=0.25, epoch=2)
-        saver.wait()
-        try:
-            saver.save(state_of(model, 30), step=30, need="required")
-        except CheckpointError as error:
-            answers.append(str(full) in str(error))
-    finally:
-        files.write = write
-    return [*answers, [(outcome.event, outcome.step) for outcome in saver.poll()]]
 
 
 def test_a_rank_that_cannot_write_costs_the_checkpoint_on_all(tmp_path: Path, two_ranks: Ranks) -> None:

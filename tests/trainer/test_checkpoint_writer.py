@@ -59,6 +59,77 @@ def gate() -> Iterator[Gate]:
     gate.open.set()
 
 
+def full_disk(*steps: int) -> Callable[[int, Path], None]:
+    def check(step: int, path: Path) -> None:
+        if step in steps:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    return check
+
+
+def pretend_to_spread(monkeypatch: pytest.MonkeyPatch) -> World:
+    """A world of one rank, without a group, whose weight is sharded as one piece."""
+
+    def split(state: files.State) -> Parts:
+        piece = {"offsets": [0], "shape": [100], "tensor": state["model"]["weight"]}
+        return {**state, "model": {"weight": {"__spread__": "model/weight"}}}, {"model/weight": piece}
+
+    monkeypatch.setattr(writer, "split", split)
+    monkeypatch.setattr(World, "from_main", lambda self, value: value)
+    monkeypatch.setattr(World, "gather", lambda self, value: [value])
+    monkeypatch.setattr(World, "vote", lambda self, *values: list(values))
+    return dataclasses.replace(ALONE, backend="gloo", writers_group=monkeypatch)  # type: ignore[arg-type]
+
+
+def _save_on_ranks(world: World, folder: Path) -> list[Any]:
+    options = settings(folder, async_checkpoints=True, best_checkpoint=True)
+    saver = Checkpointer(options, world, before_write=full_disk(20, 40))
+    moved = saver.begin(0)
+    collected = []
+
+    def collect() -> files.State:
+        collected.append(world.gather(0))  # as strategies do: on all ranks or on none
+        return state_of(10)() if world.is_main else {}
+
+    for step, score in ((10, 0.5), (20, 0.25), (30, 0.75)):
+        saver.save(collect, step=step, score=score)
+        saver.wait()
+    with pytest.raises(CheckpointError) as raised:
+        saver.save(collect, step=40, need="required")
+    return [
+        moved,
+        mentions(str(raised.value), os.strerror(errno.ENOSPC)),
+        len(collected),
+        [outcome.event for outcome in saver.poll()],
+    ]
+
+
+def _save_while_ranks_meet(world: World, folder: Path) -> tuple[int, bool]:
+    """Meetings of a rank while rank 0 writes, which ends after three; and a stuck writer, still so after `close`."""
+    meetings = 0
+    enough = threading.Event()
+    vote = World.vote
+
+    def counted(self: World, *values: float) -> list[float]:
+        nonlocal meetings
+        meetings += 1
+        if meetings == 4:
+            enough.set()
+        return vote(self, *values)
+
+    with patch.object(World, "vote", counted):
+        saver = Checkpointer(settings(folder), world, before_write=lambda step, path: enough.wait(60) and None)
+        saver.save(state_of(10), step=10)
+        gate = Gate()
+        saver = Checkpointer(settings(folder, timeout=0.1), world, before_write=gate)
+        with pytest.raises(RankError):
+            saver.save(state_of(20), step=20)
+        saver.close()
+        stuck = writer.still_writing()
+        gate.open.set()
+    return meetings, stuck
+
+
 @table("background", [False, True])
 def test_one_state_under_several_names(folder: Path, background: bool) -> None:
     saver = Checkpointer(
@@ -188,28 +259,6 @@ def test_one_that_gets_no_further_name_is_written_all_the_same(folder: Path) -> 
     assert checkpoints.choose("auto", folder).path == outcome.path
 
 
-def full_disk(*steps: int) -> Callable[[int, Path], None]:
-    def check(step: int, path: Path) -> None:
-        if step in steps:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-
-    return check
-
-
-def pretend_to_spread(monkeypatch: pytest.MonkeyPatch) -> World:
-    """A world of one rank, without a group, whose weight is sharded as one piece."""
-
-    def split(state: files.State) -> Parts:
-        piece = {"offsets": [0], "shape": [100], "tensor": state["model"]["weight"]}
-        return {**state, "model": {"weight": {"__spread__": "model/weight"}}}, {"model/weight": piece}
-
-    monkeypatch.setattr(writer, "split", split)
-    monkeypatch.setattr(World, "from_main", lambda self, value: value)
-    monkeypatch.setattr(World, "gather", lambda self, value: [value])
-    monkeypatch.setattr(World, "vote", lambda self, *values: list(values))
-    return dataclasses.replace(ALONE, backend="gloo", writers_group=monkeypatch)  # type: ignore[arg-type]
-
-
 @table("spread, how", [(True, "once"), (False, "lasting"), (True, "killed"), (False, "killed")])
 def test_nothing_that_happens_while_one_is_written_costs_one_that_was_there(
     tmp_path: Path, spread: bool, how: str, monkeypatch: pytest.MonkeyPatch
@@ -259,55 +308,6 @@ def test_nothing_that_happens_while_one_is_written_costs_one_that_was_there(
         if good:
             break
     assert operation > 10 and good
-
-
-def _save_on_ranks(world: World, folder: Path) -> list[Any]:
-    options = settings(folder, async_checkpoints=True, best_checkpoint=True)
-    saver = Checkpointer(options, world, before_write=full_disk(20, 40))
-    moved = saver.begin(0)
-    collected = []
-
-    def collect() -> files.State:
-        collected.append(world.gather(0))  # as strategies do: on all ranks or on none
-        return state_of(10)() if world.is_main else {}
-
-    for step, score in ((10, 0.5), (20, 0.25), (30, 0.75)):
-        saver.save(collect, step=step, score=score)
-        saver.wait()
-    with pytest.raises(CheckpointError) as raised:
-        saver.save(collect, step=40, need="required")
-    return [
-        moved,
-        mentions(str(raised.value), os.strerror(errno.ENOSPC)),
-        len(collected),
-        [outcome.event for outcome in saver.poll()],
-    ]
-
-
-def _save_while_ranks_meet(world: World, folder: Path) -> tuple[int, bool]:
-    """Meetings of a rank while rank 0 writes, which ends after three; and a stuck writer, still so after `close`."""
-    meetings = 0
-    enough = threading.Event()
-    vote = World.vote
-
-    def counted(self: World, *values: float) -> list[float]:
-        nonlocal meetings
-        meetings += 1
-        if meetings == 4:
-            enough.set()
-        return vote(self, *values)
-
-    with patch.object(World, "vote", counted):
-        saver = Checkpointer(settings(folder), world, before_write=lambda step, path: enough.wait(60) and None)
-        saver.save(state_of(10), step=10)
-        gate = Gate()
-        saver = Checkpointer(settings(folder, timeout=0.1), world, before_write=gate)
-        with pytest.raises(RankError):
-            saver.save(state_of(20), step=20)
-        saver.close()
-        stuck = writer.still_writing()
-        gate.open.set()
-    return meetings, stuck
 
 
 def test_ranks_meet_while_one_writes_and_give_up_one_that_is_stuck(folder: Path, two_ranks: Ranks) -> None:

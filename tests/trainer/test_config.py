@@ -20,6 +20,8 @@ from trainer.config.phases import RUN_WIDE
 from trainer.config.schema import GROUPS, TASK_DEFAULTS
 from trainer.errors import SettingsError
 
+NUMBERS = {"a": 10, "b": 1e-5, "c": -3, "d": 0.5, "e": "1:30", "f": "2024-11-20", "g": True}
+
 
 def parse(*flags: str, **environment: str) -> Settings:
     return from_arguments(flags, environment)[0]
@@ -50,9 +52,6 @@ def test_yaml_says_what_flags_say(tmp_path: Path) -> None:
     assert parse(file) == same
     assert same.model_options == {"n_layer": 2, "scale": 0.5} and same.inject == ("oom@step=4",)
     assert parse(write(tmp_path / "empty.yaml", "")) == parse()
-
-
-NUMBERS = {"a": 10, "b": 1e-5, "c": -3, "d": 0.5, "e": "1:30", "f": "2024-11-20", "g": True}
 
 
 @table(

@@ -19,6 +19,8 @@ from trainer.data import BrokenSample, Images, Split, Text, load_data
 from trainer.data.files import Concatenation, name_hashes
 from trainer.errors import SettingsError, TrainerError
 
+CONTEXT = 8
+
 
 def images(**values: Any) -> Images:
     data = load_data(Settings(**values))
@@ -39,6 +41,25 @@ def everything(split: Split) -> dict[str, torch.Tensor]:
 def stream(split: Split) -> list[int]:
     """The tokens of all windows, without the one that two windows share."""
     return [token for window in everything(split)["tokens"].tolist() for token in window[:-1]]
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    """200 training tokens and 50 held-out ones, as nanoGPT writes them."""
+    np.arange(200, dtype="<u2").tofile(tmp_path / "train.bin")
+    np.arange(100, 150, dtype="<u2").tofile(tmp_path / "val.bin")
+    return tmp_path
+
+
+def tokens(folder: Path) -> Any:
+    return text(data="tokens", data_dir=folder, context=CONTEXT)
+
+
+def read_text(place: Path, files: dict[str, bytes]) -> Any:
+    for name, content in files.items():
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
+        (place / name).write_bytes(content)
+    return text(data="text", data_dir=place, context=CONTEXT)
 
 
 def test_digits_are_the_real_ones_and_every_fifth_stays_out() -> None:
@@ -102,20 +123,6 @@ def test_parts_number_samples_through(lengths: list[int], data: st.DataObject) -
 
 # --- tokens -----------------------------------------------------------------------------------------------------------
 
-CONTEXT = 8
-
-
-@pytest.fixture
-def corpus(tmp_path: Path) -> Path:
-    """200 training tokens and 50 held-out ones, as nanoGPT writes them."""
-    np.arange(200, dtype="<u2").tofile(tmp_path / "train.bin")
-    np.arange(100, 150, dtype="<u2").tofile(tmp_path / "val.bin")
-    return tmp_path
-
-
-def tokens(folder: Path) -> Any:
-    return text(data="tokens", data_dir=folder, context=CONTEXT)
-
 
 def test_token_files_are_cut_into_windows_that_share_one_token(corpus: Path) -> None:
     data = tokens(corpus)
@@ -158,13 +165,6 @@ def test_a_token_beyond_the_vocabulary_breaks_its_window_alone(corpus: Path) -> 
 
 
 # --- text -------------------------------------------------------------------------------------------------------------
-
-
-def read_text(place: Path, files: dict[str, bytes]) -> Any:
-    for name, content in files.items():
-        (place / name).parent.mkdir(parents=True, exist_ok=True)
-        (place / name).write_bytes(content)
-    return text(data="text", data_dir=place, context=CONTEXT)
 
 
 def test_files_are_joined_by_newlines_and_one_in_25_is_held_out_whatever_lies_beside_it(tmp_path: Path) -> None:

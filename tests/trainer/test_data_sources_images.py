@@ -21,6 +21,7 @@ from trainer.data.images import UndecodableError, decode
 from trainer.errors import TrainerError
 
 NAMES = "airplane automobile bird cat deer dog frog horse ship truck"
+COLOURS = {"red": (250, 0, 0), "green": (0, 250, 0), "blue": (0, 0, 250)}
 
 
 def record(label: int, *colour: int) -> bytes:
@@ -36,31 +37,6 @@ def cifar(tmp_path: Path) -> Path:
     (tmp_path / "test_batch.bin").write_bytes(record(3, 100, 7, 9) + record(14, 101, 7, 9))
     (tmp_path / "batches.meta.txt").write_text(NAMES.replace(" ", "\n") + "\n\n")
     return tmp_path
-
-
-def test_cifar10_has_red_green_and_blue_planes_after_each_label(cifar: Path) -> None:
-    data = images(data="cifar10", data_dir=cifar)
-    assert (len(data.train), len(data.held_out), data.shape) == (15, 2, (3, 32, 32))
-    assert data.classes == tuple(NAMES.split())
-    batch = data.train.read(np.array([14, 0, 6, 14]))
-    assert batch["image"].dtype == torch.uint8 and batch["image"].shape == (4, 3, 32, 32)
-    assert batch["image"].amin((2, 3)).tolist() == batch["image"].amax((2, 3)).tolist()
-    assert batch["image"][:, :, 0, 0].tolist() == [[14, 7, 9], [0, 7, 9], [6, 7, 9], [14, 7, 9]]
-    assert batch["label"].dtype == torch.int64 and batch["label"].tolist() == [4, 0, 6, 4]
-    with pytest.raises(BrokenSample, match=r"sample 1 \(.*test_batch.bin, record 1\) .*: its class is 14"):
-        data.held_out.read(np.array([0, 1]))
-
-
-@table("size", [0, 3072])
-def test_batches_of_cifar10_that_are_cut_off_are_refused(cifar: Path, size: int) -> None:
-    os.truncate(cifar / "data_batch_2.bin", size)
-    with pytest.raises(TrainerError, match=rf"data_batch_2.bin is missing or cut off: it holds {size} bytes"):
-        images(data="cifar10", data_dir=cifar)
-
-
-# --- folders of images ------------------------------------------------------------------------------------------------
-
-COLOURS = {"red": (250, 0, 0), "green": (0, 250, 0), "blue": (0, 0, 250)}
 
 
 def encoded(image: Image.Image, kind: str = "PNG") -> bytes:
@@ -89,6 +65,29 @@ def pictures(tmp_path: Path) -> Path:
 
 def folder(root: Path) -> Any:
     return images(data="images", data_dir=root)
+
+
+def test_cifar10_has_red_green_and_blue_planes_after_each_label(cifar: Path) -> None:
+    data = images(data="cifar10", data_dir=cifar)
+    assert (len(data.train), len(data.held_out), data.shape) == (15, 2, (3, 32, 32))
+    assert data.classes == tuple(NAMES.split())
+    batch = data.train.read(np.array([14, 0, 6, 14]))
+    assert batch["image"].dtype == torch.uint8 and batch["image"].shape == (4, 3, 32, 32)
+    assert batch["image"].amin((2, 3)).tolist() == batch["image"].amax((2, 3)).tolist()
+    assert batch["image"][:, :, 0, 0].tolist() == [[14, 7, 9], [0, 7, 9], [6, 7, 9], [14, 7, 9]]
+    assert batch["label"].dtype == torch.int64 and batch["label"].tolist() == [4, 0, 6, 4]
+    with pytest.raises(BrokenSample, match=r"sample 1 \(.*test_batch.bin, record 1\) .*: its class is 14"):
+        data.held_out.read(np.array([0, 1]))
+
+
+@table("size", [0, 3072])
+def test_batches_of_cifar10_that_are_cut_off_are_refused(cifar: Path, size: int) -> None:
+    os.truncate(cifar / "data_batch_2.bin", size)
+    with pytest.raises(TrainerError, match=rf"data_batch_2.bin is missing or cut off: it holds {size} bytes"):
+        images(data="cifar10", data_dir=cifar)
+
+
+# --- folders of images ------------------------------------------------------------------------------------------------
 
 
 def test_folders_are_classes_in_the_order_of_their_names(pictures: Path) -> None:

@@ -23,6 +23,8 @@ from trainer.data.files import COUNTS_FILE
 from trainer.data.parquet import RowGroups, RowSpan
 from trainer.errors import SettingsError, TrainerError
 
+POEMS = ["roses are red", "", None, "violets für\u20ac blue", "sugar"]
+
 
 def png(value: int) -> bytes:
     return encoded(Image.new("RGB", (4, 4), (value, 0, 0)))
@@ -59,6 +61,13 @@ def shards(tmp_path: Path) -> Path:
     write(tmp_path / "validation-00000-of-00001.parquet", pictures(range(100, 108)), 8)
     write(tmp_path / "test-00000-of-00001.parquet", pictures(range(3)), 8)
     return tmp_path
+
+
+class Contents(RowGroups[int]):
+    """The content of each sample's row group."""
+
+    def read(self, indices: Indices) -> Fields:
+        return {"content": torch.tensor([content for _, content, _, _ in self.groups(indices)])}
 
 
 # --- images -----------------------------------------------------------------------------------------------------------
@@ -142,8 +151,6 @@ def test_a_damaged_row_group_breaks_its_samples_alone(shards: Path, column: int)
 
 # --- text and tokens --------------------------------------------------------------------------------------------------
 
-POEMS = ["roses are red", "", None, "violets für\u20ac blue", "sugar"]
-
 
 @table("kind", [pa.string(), pa.large_string()])
 def test_rows_of_text_are_joined_by_newlines_within_each_row_group(tmp_path: Path, kind: pa.DataType) -> None:
@@ -199,13 +206,6 @@ def test_tokens_without_a_value_or_out_of_range_are_no_tokens(tmp_path: Path) ->
 
 
 # --- row groups in memory ---------------------------------------------------------------------------------------------
-
-
-class Contents(RowGroups[int]):
-    """The content of each sample's row group."""
-
-    def read(self, indices: Indices) -> Fields:
-        return {"content": torch.tensor([content for _, content, _, _ in self.groups(indices)])}
 
 
 def test_the_newest_row_groups_are_kept_and_the_next_ones_decoded_ahead() -> None:

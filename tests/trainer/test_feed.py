@@ -44,6 +44,23 @@ def numbers(fetched: Fetched) -> list[int]:
     return rows
 
 
+def feed(split: Split, rank: int = 0, ranks: int = 1, **settings: Any) -> closing[BatchFeed]:
+    return closing(BatchFeed(split, with_positions, Settings(**settings), Share(rank, ranks, CPU)))
+
+
+def pids(fields: dict[str, torch.Tensor]) -> set[int]:
+    return set(fields["pid"].tolist())
+
+
+def workers() -> list[str]:
+    """Children of this process that were started by a fork server; the ranks of other tests were not."""
+    return [child.name for child in multiprocessing.active_children() if child.name.startswith("ForkServer")]
+
+
+def held_out(split: Split, rank: int = 0, ranks: int = 1, **settings: Any) -> HeldOut:
+    return HeldOut(split, with_positions, Settings(**settings), Share(rank, ranks, CPU))
+
+
 def test_an_error_of_the_disk_that_passes_costs_no_sample() -> None:
     fetched = reader(Shaky(2), 0).read(Request(2, 3))
     assert numbers(fetched) == [2, 3, 4] and not fetched.broken
@@ -105,19 +122,6 @@ def test_a_reader_follows_the_order_transforms_by_position_and_tells_what_comes_
 
 
 # --- training batches -------------------------------------------------------------------------------------------------
-
-
-def feed(split: Split, rank: int = 0, ranks: int = 1, **settings: Any) -> closing[BatchFeed]:
-    return closing(BatchFeed(split, with_positions, Settings(**settings), Share(rank, ranks, CPU)))
-
-
-def pids(fields: dict[str, torch.Tensor]) -> set[int]:
-    return set(fields["pid"].tolist())
-
-
-def workers() -> list[str]:
-    """Children of this process that were started by a fork server; the ranks of other tests were not."""
-    return [child.name for child in multiprocessing.active_children() if child.name.startswith("ForkServer")]
 
 
 @table(
@@ -196,10 +200,6 @@ def test_what_goes_wrong_in_a_worker_is_said_here(
 
 
 # --- held-out samples -------------------------------------------------------------------------------------------------
-
-
-def held_out(split: Split, rank: int = 0, ranks: int = 1, **settings: Any) -> HeldOut:
-    return HeldOut(split, with_positions, Settings(**settings), Share(rank, ranks, CPU))
 
 
 @given(

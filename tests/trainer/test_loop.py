@@ -51,6 +51,45 @@ def same(first: object, second: object) -> bool:
     return first == second
 
 
+@contextlib.contextmanager
+def resumed(output: Path, *flags: str) -> Iterator[PhaseSession]:
+    """A session that has taken over the newest checkpoint."""
+    chosen = settings("--output-dir", str(output), *flags)
+    with PhaseSession(chosen, ALONE, 1, TrainingProgress()) as session:
+        session.load(final_state(output))
+        yield session
+
+
+def send_once(number: int, is_due: Callable[[], bool]) -> Callable[[], None]:
+    """Sends a signal to this process, the first time that it is due."""
+    sent: list[int] = []
+
+    def send() -> None:
+        if not sent and is_due():
+            sent.append(number)
+            os.kill(os.getpid(), number)
+
+    return send
+
+
+def when(look: Callable[[], bool], then: Callable[[], None]) -> threading.Thread:
+    """Does something from another thread as soon as a condition holds."""
+
+    def wait() -> None:
+        deadline = time.monotonic() + 300
+        while not look() and time.monotonic() < deadline:
+            time.sleep(0.002)
+        then()
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    return thread
+
+
+def reached(output: Path, step: int) -> Callable[[], bool]:
+    return lambda: (output / "metrics.jsonl").exists() and f'"step": {step},' in (output / "metrics.jsonl").read_text()
+
+
 def test_a_crash_and_a_resume_equal_a_straight_run_bit_for_bit(tmp_path: Path) -> None:
     straight = tmp_path / "straight"
     broken = tmp_path / "broken"
@@ -110,15 +149,6 @@ def test_a_flipped_byte_is_reported_and_the_one_before_is_used(
     # The corrupt one was set aside and went once a valid one had passed its step.
     assert checkpoints(tmp_path) == ["step_00000010.pt", "step_00000020.pt", "step_00000040.pt"]
     assert list((tmp_path / "checkpoints").glob("*.stale")) == []
-
-
-@contextlib.contextmanager
-def resumed(output: Path, *flags: str) -> Iterator[PhaseSession]:
-    """A session that has taken over the newest checkpoint."""
-    chosen = settings("--output-dir", str(output), *flags)
-    with PhaseSession(chosen, ALONE, 1, TrainingProgress()) as session:
-        session.load(final_state(output))
-        yield session
 
 
 def test_a_batch_that_was_stepped_down_stays_so_unless_another_is_asked_for(tmp_path: Path) -> None:
@@ -185,18 +215,6 @@ def test_a_folder_where_nothing_can_be_saved_is_refused_before_anything_is_done(
     assert step_lines(tmp_path) == []
 
 
-def send_once(number: int, is_due: Callable[[], bool]) -> Callable[[], None]:
-    """Sends a signal to this process, the first time that it is due."""
-    sent: list[int] = []
-
-    def send() -> None:
-        if not sent and is_due():
-            sent.append(number)
-            os.kill(os.getpid(), number)
-
-    return send
-
-
 @table("steps", ["9", "3"])
 def test_a_stop_gives_up_a_validation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: str) -> None:
     batches = HeldOut.batches
@@ -217,24 +235,6 @@ def test_a_stop_gives_up_a_validation(tmp_path: Path, monkeypatch: pytest.Monkey
     assert train(tmp_path, *flags, "--resume", "auto") == 0
     assert [line["step"] for line in step_lines(tmp_path)] == list(range(1, int(steps) + 1))
     assert len(events(tmp_path, "end")) == 1
-
-
-def when(look: Callable[[], bool], then: Callable[[], None]) -> threading.Thread:
-    """Does something from another thread as soon as a condition holds."""
-
-    def wait() -> None:
-        deadline = time.monotonic() + 300
-        while not look() and time.monotonic() < deadline:
-            time.sleep(0.002)
-        then()
-
-    thread = threading.Thread(target=wait)
-    thread.start()
-    return thread
-
-
-def reached(output: Path, step: int) -> Callable[[], bool]:
-    return lambda: (output / "metrics.jsonl").exists() and f'"step": {step},' in (output / "metrics.jsonl").read_text()
 
 
 def test_a_stop_signal_leaves_a_checkpoint_and_exit_code_0(tmp_path: Path) -> None:

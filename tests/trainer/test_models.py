@@ -17,6 +17,10 @@ from trainer.errors import SettingsError
 from trainer.models import build, build_model
 
 
+def small(name: str, **options: Any) -> tuple[Settings, Data]:
+    return small_settings(name, model_options=options), SMALL[name][1]
+
+
 @table("name", SMALL)
 def test_each_named_network_maps_samples_to_logits(name: str) -> None:
     _, data, _ = SMALL[name]
@@ -92,10 +96,6 @@ def test_a_language_model_is_compiled_as_one_graph(name: str) -> None:
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------
-
-
-def small(name: str, **options: Any) -> tuple[Settings, Data]:
-    return small_settings(name, model_options=options), SMALL[name][1]
 
 
 @table(

@@ -20,6 +20,13 @@ from trainer.errors import SettingsError
 from trainer.models import build_model
 
 CALLS: list[dict[str, Any]] = []
+BERT = {"model_type": "bert", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 90,
+        "intermediate_size": 64, "max_position_embeddings": 16}  # fmt: skip
+LLAMA = {"model_type": "llama", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
+         "intermediate_size": 64, "vocab_size": 90, "torch_dtype": "bfloat16"}  # fmt: skip
+VIT = {"model_type": "vit", "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "patch_size": 8,
+       "intermediate_size": 64}  # fmt: skip
+MOBILE = {"model_type": "mobilenet_v1"}
 
 
 def by_facts(image_shape: tuple[int, int, int], classes: int, *, hidden: int = 4) -> nn.Module:
@@ -44,6 +51,12 @@ not_callable = 3
 
 def own(function: str, task: str = "classify", **changes: Any) -> Settings:
     return Settings(**{"task": task, "model": f"{__name__}:{function}", **changes})
+
+
+def from_file(folder: Path, config: Any, task: str, **changes: Any) -> Settings:
+    path = folder / "config.json"
+    path.write_text(config if isinstance(config, str) else json.dumps(config))
+    return Settings(**{"task": task, "model": str(path), **changes})
 
 
 @table(
@@ -79,20 +92,6 @@ def test_functions_that_cannot_be_used_are_refused(settings: Settings, phrase: s
 
 
 # --- configuration files ----------------------------------------------------------------------------------------------
-
-BERT = {"model_type": "bert", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 90,
-        "intermediate_size": 64, "max_position_embeddings": 16}  # fmt: skip
-LLAMA = {"model_type": "llama", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
-         "intermediate_size": 64, "vocab_size": 90, "torch_dtype": "bfloat16"}  # fmt: skip
-VIT = {"model_type": "vit", "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "patch_size": 8,
-       "intermediate_size": 64}  # fmt: skip
-MOBILE = {"model_type": "mobilenet_v1"}
-
-
-def from_file(folder: Path, config: Any, task: str, **changes: Any) -> Settings:
-    path = folder / "config.json"
-    path.write_text(config if isinstance(config, str) else json.dumps(config))
-    return Settings(**{"task": task, "model": str(path), **changes})
 
 
 @table(("config", "task"), [(BERT, "mlm"), (LLAMA, "lm"), (BERT, "lm")])

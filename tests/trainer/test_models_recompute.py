@@ -35,6 +35,32 @@ def backward(model: nn.Module, samples: Tensor) -> tuple[Tensor, dict[str, Tenso
     return output.detach(), {**gradients, **{name: buffer.clone() for name, buffer in model.named_buffers()}}
 
 
+def kept(model: nn.Module, samples: Tensor) -> int:
+    """Numbers that forward keeps for backward, beside the model's own."""
+    stored = {tensor.data_ptr() for tensor in (*model.parameters(), *model.buffers())}
+    sizes: list[int] = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        sizes.append(0 if tensor.data_ptr() in stored else tensor.numel())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        model(samples)
+    return sum(sizes)
+
+
+class Computed(TorchDispatchMode):
+    """Counts operations by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.counts[func.__name__.partition(".")[0]] += 1
+        return func(*args, **(kwargs or {}))
+
+
 @table("name", NETWORKS)
 def test_gradients_statistics_and_names_stay_the_same(name: str) -> None:
     samples = inputs(SMALL[name][1])
@@ -50,20 +76,6 @@ def test_gradients_statistics_and_names_stay_the_same(name: str) -> None:
         assert all(torch.equal(gradients[key], left_too[key]) for key in gradients)
 
 
-def kept(model: nn.Module, samples: Tensor) -> int:
-    """Numbers that forward keeps for backward, beside the model's own."""
-    stored = {tensor.data_ptr() for tensor in (*model.parameters(), *model.buffers())}
-    sizes: list[int] = []
-
-    def pack(tensor: Tensor) -> Tensor:
-        sizes.append(0 if tensor.data_ptr() in stored else tensor.numel())
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        model(samples)
-    return sum(sizes)
-
-
 @table("name", NETWORKS)
 def test_less_is_kept_the_more_is_recomputed(name: str) -> None:
     samples = inputs(SMALL[name][1])
@@ -71,18 +83,6 @@ def test_less_is_kept_the_more_is_recomputed(name: str) -> None:
     assert full < selective < none
     # Without training, nothing is recomputed.
     assert kept(network(name, "full").eval(), samples) == kept(network(name, "none").eval(), samples)
-
-
-class Computed(TorchDispatchMode):
-    """Counts operations by name."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.counts: Counter[str] = Counter()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.counts[func.__name__.partition(".")[0]] += 1
-        return func(*args, **(kwargs or {}))
 
 
 @table("name", ["bytes", "gpt2", "resnet18"])

@@ -35,6 +35,9 @@ CHATS_MODEL = json.dumps(LLAMA | {"num_key_value_heads": 2})
 # of chats, in a step of all ranks together
 ROWS = 6
 STEPS = 6
+CHATS = (*STEADY, "--task", "lm", "--data", "tokens", "--context", str(CONTEXT), "--device", "cpu", "--seed", "3")
+CHATS += ("--model", "smollm-135m", "--model-options", CHATS_MODEL, "--steps", str(STEPS), "--grad-clip", "0.5")
+CHATS += ("--optimizer", "sgd", "--momentum", "0.9", "--weight-decay", "0", "--lr", "0.2")
 
 
 def trained(output: Path, step: int) -> dict[str, Tensor]:
@@ -51,6 +54,36 @@ def update(parameters: list[nn.Parameter], optimizer: torch.optim.Optimizer, cli
     nn.utils.clip_grad_norm_(parameters, clip)
     optimizer.step()
     optimizer.zero_grad()
+
+
+@pytest.fixture(scope="module")
+def by_hand(tokens: Path) -> tuple[list[float], dict[str, Tensor]]:
+    """Losses and weights of a loop that runs each document alone, and counts each learnt token of a step alike."""
+    chosen = settings(*CHATS, "--data-dir", str(tokens))
+    data = load_data(chosen)
+    torch.manual_seed(3)
+    task = build_objective(chosen, data, build_model(chosen, data), ALONE)
+    assert isinstance(task, LanguageObjective)
+    parameters = list(task.model.parameters())
+    losses = []
+    optimizer = torch.optim.SGD(parameters, lr=0.2, momentum=0.9, nesterov=True)
+    for number in range(STEPS):
+        raw = data.train.read(Order(data.train, 3).indices(ROWS * number, ROWS))
+        total, count = alone(task, raw)
+        (total / count).backward()
+        update(parameters, optimizer, 0.5)
+        losses.append(float(total.detach() / count))
+    return losses, dict(task.model.state_dict())
+
+
+def whole(value: Any) -> Any:
+    """Join shards into a dictionary."""
+    return {key: whole(inner) for key, inner in value.items()} if isinstance(value, Mapping) else value
+
+
+def train_and_crash(world: World, output: Path, *flags: str) -> None:
+    with pytest.raises(RuntimeError):
+        train_on(world, output, *flags)
 
 
 def test_gpt2_of_two_ranks_and_three_micro_batches_is_a_plain_loop_over_the_joined_batch(
@@ -82,9 +115,6 @@ def test_gpt2_of_two_ranks_and_three_micro_batches_is_a_plain_loop_over_the_join
     assert farthest(trained(tmp_path, 8), dict(model.state_dict())) < 5e-5
 
 
-CHATS = (*STEADY, "--task", "lm", "--data", "tokens", "--context", str(CONTEXT), "--device", "cpu", "--seed", "3")
-CHATS += ("--model", "smollm-135m", "--model-options", CHATS_MODEL, "--steps", str(STEPS), "--grad-clip", "0.5")
-CHATS += ("--optimizer", "sgd", "--momentum", "0.9", "--weight-decay", "0", "--lr", "0.2")
 WAYS: dict[str, tuple[str, ...]] = {
     "ddp": ("--batch-size", "1", "--grad-accum", "3"),
     "fsdp": ("--batch-size", "1", "--grad-accum", "3", "--parallel", "fsdp"),
@@ -100,26 +130,6 @@ WAYS: dict[str, tuple[str, ...]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def by_hand(tokens: Path) -> tuple[list[float], dict[str, Tensor]]:
-    """Losses and weights of a loop that runs each document alone, and counts each learnt token of a step alike."""
-    chosen = settings(*CHATS, "--data-dir", str(tokens))
-    data = load_data(chosen)
-    torch.manual_seed(3)
-    task = build_objective(chosen, data, build_model(chosen, data), ALONE)
-    assert isinstance(task, LanguageObjective)
-    parameters = list(task.model.parameters())
-    losses = []
-    optimizer = torch.optim.SGD(parameters, lr=0.2, momentum=0.9, nesterov=True)
-    for number in range(STEPS):
-        raw = data.train.read(Order(data.train, 3).indices(ROWS * number, ROWS))
-        total, count = alone(task, raw)
-        (total / count).backward()
-        update(parameters, optimizer, 0.5)
-        losses.append(float(total.detach() / count))
-    return losses, dict(task.model.state_dict())
-
-
 @pytest.mark.parametrize("way", WAYS)
 def test_packed_chats_are_a_plain_loop_over_documents_alone(
     way: str, by_hand: tuple[list[float], dict[str, Tensor]], tokens: Path, two_ranks: Ranks, tmp_path: Path
@@ -129,16 +139,6 @@ def test_packed_chats_are_a_plain_loop_over_documents_alone(
     assert len(events(tmp_path, "batch_reduced")) == (way == "out of memory on a rank")
     assert [line["loss"] for line in step_lines(tmp_path) if not line["rank"]] == pytest.approx(losses, rel=5e-6)
     assert farthest(trained(tmp_path, STEPS), weights) < 1e-5
-
-
-def whole(value: Any) -> Any:
-    """Join shards into a dictionary."""
-    return {key: whole(inner) for key, inner in value.items()} if isinstance(value, Mapping) else value
-
-
-def train_and_crash(world: World, output: Path, *flags: str) -> None:
-    with pytest.raises(RuntimeError):
-        train_on(world, output, *flags)
 
 
 def test_everything_of_fsdp_resumes_bit_for_bit(two_ranks: Ranks, tmp_path: Path) -> None:

@@ -33,6 +33,24 @@ def optimizer_for(model: nn.Module, **settings: Any) -> torch.optim.Optimizer:
 HEIGHTS = [0.8, 0.6, 0.4, 0.2]  # a 25th, 4, 9 and 16 of 25 decaying steps done, less their roots
 
 
+class Stack(nn.Module):
+    """Two blocks with a matrix each, between layers that are in none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.enter = nn.Linear(8, 8)
+        self.blocks = nn.ModuleList([nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(2)])
+        self.leave = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.enter(x)
+        for block in self.blocks:
+            x = x + block(x)
+        out: torch.Tensor = self.leave(x)
+        return out
+
+
 @table(
     ("settings", "rates"),
     [
@@ -108,24 +126,6 @@ def test_parameters_have_their_share_of_the_rate_whatever_the_schedule() -> None
 
 
 # --- Muon -------------------------------------------------------------------------------------------------------------
-
-
-class Stack(nn.Module):
-    """Two blocks with a matrix each, between layers that are in none."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.enter = nn.Linear(8, 8)
-        self.blocks = nn.ModuleList([nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(2)])
-        self.leave = nn.Linear(8, 8)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.enter(x)
-        for block in self.blocks:
-            x = x + block(x)
-        out: torch.Tensor = self.leave(x)
-        return out
 
 
 def test_muon_steps_as_torchs_muon_and_its_other_parameters_as_adamw() -> None:

@@ -15,6 +15,7 @@ from trainer.data.order import Deal, Order, redealt
 seeds = st.integers(0, 2**70)
 lengths = st.lists(st.one_of(st.integers(0, 30), st.sampled_from([300, 8200])), min_size=1, max_size=12).filter(any)
 sizes = st.one_of(st.integers(1, 300), st.sampled_from([1437, 8192, 8193, 20_000]))
+layouts = st.tuples(st.integers(1, 12), st.integers(1, 40), st.integers(1, 30))  # lanes, turn, turns
 
 
 def in_blocks(blocks: list[int], seed: int) -> Order:
@@ -49,9 +50,6 @@ def test_a_block_is_finished_before_the_next_one_begins(blocks: list[int], seed:
     parts = np.repeat(np.arange(len(blocks)), blocks)[order.indices(epoch * order.size, order.size)]
     visits = parts[np.flatnonzero(np.diff(parts, prepend=-1))].tolist()
     assert sorted(visits) == [number for number, length in enumerate(blocks) if length]
-
-
-layouts = st.tuples(st.integers(1, 12), st.integers(1, 40), st.integers(1, 30))  # lanes, turn, turns
 
 
 @given(blocks=lengths, seed=seeds, dealt=st.lists(layouts, min_size=1, max_size=6))

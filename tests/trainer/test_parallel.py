@@ -40,6 +40,18 @@ STATEFUL: dict[str, dict[str, Any]] = {
     "fsdp": {"parallel": "fsdp"},
     "zero1-sgd": {"parallel": "zero1", "optimizer": "sgd"},
 }
+# Small enough that a tiny model has four buckets from its second step on.
+BUCKETS = {"bucket_cap_mb": 0.001}
+WAYS: dict[str, dict[str, Any]] = {
+    "ddp": {},
+    "one-bucket": {"bucket_cap_mb": 25.0},
+    "own-gradients": {"gradient_as_bucket_view": False},
+    "zero1": {"parallel": "zero1"},
+    "fp16-exchange": {"compress_gradients": "fp16"},
+    "unused": {"find_unused_parameters": True},
+    "batch-norm": {"model": {"batch_norm": True}},
+    "own-batch-norm": {"model": {"batch_norm": True}, "broadcast_buffers": False},
+}
 
 
 def difference(first: dict[str, Tensor], second: dict[str, Tensor]) -> float:
@@ -63,6 +75,13 @@ def assert_gradients(ranks: Ranks, accumulate: int) -> None:
         is_same = all(same(gradients, results[0]) for gradients in results)
         wrong[way] = (is_same, difference(results[0], expected))
     assert {way: outcome for way, outcome in wrong.items() if not outcome[0] or outcome[1] >= 1e-7} == {}
+
+
+def assert_survived(survivors: list[dict[str, Any]], undisturbed: list[dict[str, Any]], case: object) -> None:
+    for rank, (survivor, reference) in enumerate(zip(survivors, undisturbed, strict=True)):
+        assert survivor["losses"] == reference["losses"], (rank, case)
+        if rank == 0:
+            assert difference(survivor["model"], reference["model"]) == 0, case
 
 
 def test_gradients_are_those_of_one_process_on_the_joined_batch(two_ranks: Ranks) -> None:
@@ -220,28 +239,6 @@ def test_what_is_measured_is_one_model_with_the_statistics_of_rank_0(two_ranks: 
         assert difference(main, second) > 1e-4, settings
         assert difference(measured, main) == 0, settings
         assert difference(also, main) == 0, settings
-
-
-# Small enough that a tiny model has four buckets from its second step on.
-BUCKETS = {"bucket_cap_mb": 0.001}
-
-WAYS: dict[str, dict[str, Any]] = {
-    "ddp": {},
-    "one-bucket": {"bucket_cap_mb": 25.0},
-    "own-gradients": {"gradient_as_bucket_view": False},
-    "zero1": {"parallel": "zero1"},
-    "fp16-exchange": {"compress_gradients": "fp16"},
-    "unused": {"find_unused_parameters": True},
-    "batch-norm": {"model": {"batch_norm": True}},
-    "own-batch-norm": {"model": {"batch_norm": True}, "broadcast_buffers": False},
-}
-
-
-def assert_survived(survivors: list[dict[str, Any]], undisturbed: list[dict[str, Any]], case: object) -> None:
-    for rank, (survivor, reference) in enumerate(zip(survivors, undisturbed, strict=True)):
-        assert survivor["losses"] == reference["losses"], (rank, case)
-        if rank == 0:
-            assert difference(survivor["model"], reference["model"]) == 0, case
 
 
 def test_the_run_goes_on_as_if_nothing_had_happened(two_ranks: Ranks) -> None:

@@ -16,6 +16,12 @@ from trainer.parallel.build import check
 from trainer.parallel.ddp import DataParallel, Plain
 from trainer.world import World
 
+CPUS = World(rank=0, size=2, device=torch.device("cpu"), backend="gloo")
+FOUR = World(rank=0, size=4, device=torch.device("cpu"), backend="gloo")
+ONE_GPU = World(rank=0, size=1, device=torch.device("cuda", 0), backend="")
+SCALE = "needs --precision bf16 or fp32: ranks would not agree on the scale of the loss"
+SHARED = {"parallel": "fsdp", "task": "lm", "width": 32}
+
 
 def test_one_process_without_a_group_has_no_wrapper() -> None:
     for parallel in ("ddp", "zero1", "fsdp"):
@@ -31,13 +37,6 @@ def test_two_ranks_get_what_was_asked_for_with_the_weights_of_rank_0(two_ranks: 
         first = checks.build(ALONE, seed=10).model_state()
         for weights in two_ranks.run(checks.first_weights, 10, parallel=parallel):
             assert all(torch.equal(weights[name], first[name]) for name in weights), parallel
-
-
-CPUS = World(rank=0, size=2, device=torch.device("cpu"), backend="gloo")
-FOUR = World(rank=0, size=4, device=torch.device("cpu"), backend="gloo")
-ONE_GPU = World(rank=0, size=1, device=torch.device("cuda", 0), backend="")
-SCALE = "needs --precision bf16 or fp32: ranks would not agree on the scale of the loss"
-SHARED = {"parallel": "fsdp", "task": "lm", "width": 32}
 
 
 def test_what_does_not_work_is_refused_in_one_line() -> None:

@@ -24,6 +24,15 @@ SHARED: dict[str, Any] = {"parallel": "fsdp", "tensor_parallel": 2}
 RECOMPUTE = ("full", "operations", "selective")
 
 
+def assert_gradients(kind: str, ways: list[dict[str, Any]], ranks: Ranks) -> None:
+    """Those of one rank, of norms and biases too, on every rank."""
+    expected_loss, expected = checks.gradients(ALONE, kind=kind)
+    for way in ways:
+        for loss, gradients in ranks.run(checks.gradients, kind=kind, **way, **SHARED):
+            assert loss == pytest.approx(expected_loss, abs=LOSS_TOLERANCE), (kind, way)
+            assert difference(gradients, expected) < LOSS_TOLERANCE, (kind, way)
+
+
 def test_sharing_layers_changes_neither_losses_nor_weights(two_ranks: Ranks) -> None:
     for kind in ("llama", "bert"):
         expected = checks.train_some(ALONE, range(10), kind=kind)
@@ -74,15 +83,6 @@ def test_ranks_drop_different_activations_of_their_own_parts_and_the_same_of_all
     assert two_ranks.run(checks.draws, 0.5)[0] == (inside, outside)
     (inside, outside), (other_inside, other_outside) = two_ranks.run(checks.draws, 0.0)
     assert (inside, outside) == (other_inside, other_outside)
-
-
-def assert_gradients(kind: str, ways: list[dict[str, Any]], ranks: Ranks) -> None:
-    """Those of one rank, of norms and biases too, on every rank."""
-    expected_loss, expected = checks.gradients(ALONE, kind=kind)
-    for way in ways:
-        for loss, gradients in ranks.run(checks.gradients, kind=kind, **way, **SHARED):
-            assert loss == pytest.approx(expected_loss, abs=LOSS_TOLERANCE), (kind, way)
-            assert difference(gradients, expected) < LOSS_TOLERANCE, (kind, way)
 
 
 def test_parts_of_sequences_give_the_gradients_of_one_rank(two_ranks: Ranks) -> None:

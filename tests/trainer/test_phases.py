@@ -13,6 +13,9 @@ from tests.texts import mentions
 from trainer.config import Settings, phase_at, unfold
 from trainer.errors import SettingsError
 
+A = {"name": "a", "steps": 5}
+RUN_WIDE = ("task", "model", "width", "output_dir", "seed", "device", "timeout", "phases", "resume", "data")
+
 
 def test_a_phase_is_the_run_with_its_own_changes() -> None:
     cold = {"steps": 10, "lr": 0.5, "precision": "bf16", "ranks": 1}
@@ -45,10 +48,6 @@ def test_shares_of_steps_add_up_exactly(parts: list[int], steps: int) -> None:
         return
     assert sum(phase.steps for phase in phases) == steps
     assert all(abs(phase.steps - steps * part / sum(parts)) <= 1.01 for phase, part in zip(phases, parts, strict=True))
-
-
-A = {"name": "a", "steps": 5}
-RUN_WIDE = ("task", "model", "width", "output_dir", "seed", "device", "timeout", "phases", "resume", "data")
 
 
 @table(

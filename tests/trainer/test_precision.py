@@ -20,6 +20,7 @@ from trainer.world import World
 CPU = torch.device("cpu")
 GPU = torch.device("cuda", 0)
 ALONE = World(rank=0, size=1, device=CPU, backend="")
+ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF"
 
 
 @pytest.fixture(autouse=True)
@@ -76,9 +77,6 @@ def test_blocks_are_compiled_by_themselves_where_asked(monkeypatch: pytest.Monke
         with PhaseSession(chosen, ALONE, 1, TrainingProgress()):
             assert compiled == expected
         compiled.clear()
-
-
-ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF"
 
 
 @table(

@@ -56,6 +56,18 @@ def decoded(tokenizer: Tokenizer, tokens: Any) -> str:
     return text
 
 
+def files(place: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in place.iterdir() if path.suffix in (".bin", ".marks", ".json")}
+
+
+def is_alive(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
 @table("template", [True, False])
 def test_only_the_assistants_words_and_the_end_of_its_turn_are_learnt(tmp_path: Path, template: bool) -> None:
     tokenizer = Tokenizer(write_tokenizer(tmp_path, template=template))
@@ -185,10 +197,6 @@ def test_a_conversation_that_is_too_long_loses_its_end_and_is_counted(tmp_path: 
 # --- after a kill -----------------------------------------------------------------------------------------------------
 
 
-def files(place: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in place.iterdir() if path.suffix in (".bin", ".marks", ".json")}
-
-
 @pytest.mark.long
 def test_after_a_kill_it_goes_on_and_the_files_are_the_same(tmp_path: Path, folder: Path) -> None:
     inputs = tmp_path / "in"
@@ -214,14 +222,6 @@ def test_after_a_kill_it_goes_on_and_the_files_are_the_same(tmp_path: Path, fold
     assert all(path.stat().st_mtime_ns == before[path] for path in slices), "a finished slice was done again"
     prepare(plan, tmp_path / "straight", processes=1)
     assert files(out) == files(tmp_path / "straight")
-
-
-def is_alive(group: int) -> bool:
-    try:
-        os.killpg(group, 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------

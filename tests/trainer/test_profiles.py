@@ -124,6 +124,39 @@ def small(name: str, tmp_path: Path, **changes: Any) -> list[str]:
     return flags(values)
 
 
+def is_trained(name: str, output: Path) -> bool:
+    """Check what a run of the profile has left."""
+    steps = 20 if name == "contrastive-phases" else 3
+    lines = [line for line in step_lines(output) if not line["rank"]]
+    assert [line["step"] for line in lines] == list(range(1, steps + 1))
+    assert all(math.isfinite(line["loss"]) and line["samples_per_s"] > 0 for line in lines)
+    assert math.isfinite(events(output, "end")[0]["test_loss"])
+    # A checkpoint where the profile says that they are.
+    last = max((output / "checkpoints").glob(read(name)["checkpoints"]["pattern"]))
+    state = load(last)
+    assert state["step"] == steps and state["config"]["model"] == params(name).get("model", "auto")
+    assert bool(state["ema"]) == (params(name).get("ema", 0.0) > 0 or name == "contrastive-phases")
+    assert (output / "checkpoints" / "best_model.pt").exists() == params(name).get("best_checkpoint", False)
+    assert last.with_suffix(".shards").exists() == params(name).get("sharded_checkpoints", False)
+    return (output / "hf").exists() == ("export" in params(name))
+
+
+def answer_of(folder: Path, prompt: str) -> str:
+    """The answer of transformers with an exported folder alone."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    messages = [{"role": "user", "content": prompt}]
+    prompt_tokens = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt")[
+        "input_ids"
+    ]
+    tokens = model.generate(prompt_tokens, max_new_tokens=5, do_sample=False)[0, prompt_tokens.shape[1] :]
+    assert len(tokens)
+    answer: str = tokenizer.decode(tokens, skip_special_tokens=True)
+    return answer
+
+
 # --- they train -------------------------------------------------------------------------------------------------------
 
 
@@ -148,23 +181,6 @@ def test_every_profile_trains_under_torchrun(name: str, tmp_path: Path) -> None:
     assert is_trained(name, tmp_path / "out")
 
 
-def is_trained(name: str, output: Path) -> bool:
-    """Check what a run of the profile has left."""
-    steps = 20 if name == "contrastive-phases" else 3
-    lines = [line for line in step_lines(output) if not line["rank"]]
-    assert [line["step"] for line in lines] == list(range(1, steps + 1))
-    assert all(math.isfinite(line["loss"]) and line["samples_per_s"] > 0 for line in lines)
-    assert math.isfinite(events(output, "end")[0]["test_loss"])
-    # A checkpoint where the profile says that they are.
-    last = max((output / "checkpoints").glob(read(name)["checkpoints"]["pattern"]))
-    state = load(last)
-    assert state["step"] == steps and state["config"]["model"] == params(name).get("model", "auto")
-    assert bool(state["ema"]) == (params(name).get("ema", 0.0) > 0 or name == "contrastive-phases")
-    assert (output / "checkpoints" / "best_model.pt").exists() == params(name).get("best_checkpoint", False)
-    assert last.with_suffix(".shards").exists() == params(name).get("sharded_checkpoints", False)
-    return (output / "hf").exists() == ("export" in params(name))
-
-
 def test_the_chat_profile_shows_answers_and_ends_in_a_model_that_answers(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -181,22 +197,6 @@ def test_the_chat_profile_shows_answers_and_ends_in_a_model_that_answers(
     assert main(["sample", str(tmp_path / "out"), "--prompt", prompt, "--tokens", "5"]) == 0
     answer = capfd.readouterr().out
     assert answer_of(Path(exported["path"]), prompt) + "\n" == answer
-
-
-def answer_of(folder: Path, prompt: str) -> str:
-    """The answer of transformers with an exported folder alone."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    model: Any = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
-    tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    messages = [{"role": "user", "content": prompt}]
-    prompt_tokens = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt")[
-        "input_ids"
-    ]
-    tokens = model.generate(prompt_tokens, max_new_tokens=5, do_sample=False)[0, prompt_tokens.shape[1] :]
-    assert len(tokens)
-    answer: str = tokenizer.decode(tokens, skip_special_tokens=True)
-    return answer
 
 
 @pytest.mark.long

@@ -34,6 +34,7 @@ PHASES = json.dumps(
 PHASED = ("--phases", PHASES, "--validate-every", "0", "--checkpoint-every", "5", "--dropout", "0.2")
 
 COMMON = ("--steps", "30", "--validate-every", "0", "--checkpoint-every", "12", "--dropout", "0", "--ema", "0.9")
+LONG = (("--parallel", "zero1"), ("--parallel", "fsdp"), ("--async-checkpoints",))
 
 
 def train_and_crash(world: World, output: Path, step: int, *flags: str) -> None:
@@ -75,6 +76,19 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return output
 
 
+class EndlessGradients(nn.Module):
+    """A model whose loss is finite, and whose gradients are not."""
+
+    def __init__(self, image_shape: tuple[int, int, int], classes: int) -> None:
+        super().__init__()
+        self.head = nn.Linear(math.prod(image_shape), classes)
+        self.zero = nn.Parameter(torch.zeros(()))
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.head(images.flatten(1)) + self.zero.sqrt()
+        return logits
+
+
 def test_phases_follow_each_other_with_settings_of_their_own(phased: Path) -> None:
     steps = step_lines(phased)
     assert [line["step"] for line in steps] == list(range(1, 17))
@@ -111,9 +125,6 @@ def test_a_stop_in_a_phase_that_leaves_ranks_out_ends_all_of_them(
     [stop] = events(tmp_path, "stop")
     assert stop["reason"] == "SIGTERM" and 5 <= stop["step"] < 5000
     assert checkpoints(tmp_path)[-1] == f"step_{stop['step']:08d}.pt"
-
-
-LONG = (("--parallel", "zero1"), ("--parallel", "fsdp"), ("--async-checkpoints",))
 
 
 @pytest.mark.parametrize(
@@ -185,19 +196,6 @@ def test_a_checkpoint_of_another_optimizer_goes_on_only_with_a_fresh_state(
     said = capsys.readouterr().out
     assert "sgd instead of adamw" in said and mentions(said, "24 samples per step", "16")
     assert [line["step"] for line in step_lines(tmp_path)] == [1, 2, 3, 4]
-
-
-class EndlessGradients(nn.Module):
-    """A model whose loss is finite, and whose gradients are not."""
-
-    def __init__(self, image_shape: tuple[int, int, int], classes: int) -> None:
-        super().__init__()
-        self.head = nn.Linear(math.prod(image_shape), classes)
-        self.zero = nn.Parameter(torch.zeros(()))
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        logits: torch.Tensor = self.head(images.flatten(1)) + self.zero.sqrt()
-        return logits
 
 
 def test_a_scale_that_is_never_found_ends_the_run(tmp_path: Path) -> None:

@@ -17,9 +17,60 @@ from tests.tables import table
 from tests.trainer.running import PATIENCE_SECONDS, ROOT, SMALL
 from trainer.signals import Signals
 
+STUCK = """
+import os, signal, sys, time
+from trainer.signals import Signals
+limit = float(sys.argv[2])
+with Signals(limit) as signals:
+    os.kill(os.getpid(), signal.SIGTERM)
+    if sys.argv[1] == "reached":
+        time.sleep(0.05)
+        signals.reached()
+        time.sleep(1.3 * limit)
+    if sys.argv[1] == "collective":
+        # Waits in C, without running Python's signal handlers, as a collective does.
+        import ctypes
+        ctypes.CDLL(None).sleep(30) or ctypes.CDLL(None).sleep(30)
+    if sys.argv[1] == "python":
+        time.sleep(30)
+    began = time.monotonic()
+    if sys.argv[1] == "writing":
+        with signals.patient(lambda: int((time.monotonic() - began) * 10)):
+            time.sleep(1.5 * limit)
+    if sys.argv[1] == "writing, stuck":
+        with signals.patient(lambda: min(0.5, time.monotonic() - began)):
+            time.sleep(30)
+    if sys.argv[1] == "stuck after writing":
+        with signals.patient(time.monotonic):
+            pass
+        time.sleep(30)
+    if sys.argv[1] == "waiting":
+        with signals.waiting(lambda reason: print("reported", reason)):
+            time.sleep(1.5 * limit)
+    if sys.argv[1] == "stuck after waiting":
+        with signals.waiting(print):
+            pass
+        time.sleep(30)
+"""
+
 
 def send(number: signal.Signals) -> None:
     os.kill(os.getpid(), number)
+
+
+def ends(limit: float, *places: str) -> dict[str, tuple[int, bool]]:
+    """The exit codes of processes that wait at these places, and whether they showed where."""
+    started = {
+        where: subprocess.Popen(
+            [sys.executable, "-c", STUCK, where, str(limit)], cwd=ROOT, stderr=subprocess.PIPE, text=True
+        )
+        for where in places
+    }
+    errors = {where: process.communicate(timeout=PATIENCE_SECONDS)[1] for where, process in started.items()}
+    return {
+        where: (process.returncode, "Timeout (0:00:00" in errors[where] and "File " in errors[where])
+        for where, process in started.items()
+    }
 
 
 @table("number", [signal.SIGTERM, signal.SIGINT])
@@ -66,58 +117,6 @@ def test_the_death_of_the_launcher_asks_to_stop() -> None:
         signals.wait_for_stop(120)
         assert signals.stop == "the launcher died"
     launcher.wait()
-
-
-STUCK = """
-import os, signal, sys, time
-from trainer.signals import Signals
-limit = float(sys.argv[2])
-with Signals(limit) as signals:
-    os.kill(os.getpid(), signal.SIGTERM)
-    if sys.argv[1] == "reached":
-        time.sleep(0.05)
-        signals.reached()
-        time.sleep(1.3 * limit)
-    if sys.argv[1] == "collective":
-        # Waits in C, without running Python's signal handlers, as a collective does.
-        import ctypes
-        ctypes.CDLL(None).sleep(30) or ctypes.CDLL(None).sleep(30)
-    if sys.argv[1] == "python":
-        time.sleep(30)
-    began = time.monotonic()
-    if sys.argv[1] == "writing":
-        with signals.patient(lambda: int((time.monotonic() - began) * 10)):
-            time.sleep(1.5 * limit)
-    if sys.argv[1] == "writing, stuck":
-        with signals.patient(lambda: min(0.5, time.monotonic() - began)):
-            time.sleep(30)
-    if sys.argv[1] == "stuck after writing":
-        with signals.patient(time.monotonic):
-            pass
-        time.sleep(30)
-    if sys.argv[1] == "waiting":
-        with signals.waiting(lambda reason: print("reported", reason)):
-            time.sleep(1.5 * limit)
-    if sys.argv[1] == "stuck after waiting":
-        with signals.waiting(print):
-            pass
-        time.sleep(30)
-"""
-
-
-def ends(limit: float, *places: str) -> dict[str, tuple[int, bool]]:
-    """The exit codes of processes that wait at these places, and whether they showed where."""
-    started = {
-        where: subprocess.Popen(
-            [sys.executable, "-c", STUCK, where, str(limit)], cwd=ROOT, stderr=subprocess.PIPE, text=True
-        )
-        for where in places
-    }
-    errors = {where: process.communicate(timeout=PATIENCE_SECONDS)[1] for where, process in started.items()}
-    return {
-        where: (process.returncode, "Timeout (0:00:00" in errors[where] and "File " in errors[where])
-        for where, process in started.items()
-    }
 
 
 def test_a_rank_that_hangs_ends_by_itself_and_shows_where() -> None:

@@ -25,6 +25,7 @@ from trainer.world import World
 ALONE = World(rank=0, size=1, device=torch.device("cpu"), backend="")
 SHAPE = (1, 8, 8)
 IMAGES = Images(Rows(0), Rows(0), SHAPE, ())
+OTHERS = {0: (1, 2, 4), 1: (0, 2, 3, 4), 2: (0, 1, 3, 4), 3: (1, 2, 4), 4: (0, 1, 2, 3)}
 
 
 def tiny() -> nn.Module:
@@ -61,6 +62,21 @@ def by_hand(embeddings: Tensor, candidates: Tensor, first: int, temperature: flo
     return sum(losses) / len(losses)
 
 
+def two_micro_batches(world: World, share: int, settings: dict[str, Any]) -> tuple[float, list[Tensor]]:
+    """The mean of the losses, and the gradients as DDP exchanges them."""
+    task = objective(world, **settings)
+    assert task.exchanges == (world.size > 1)
+    wrapped = DistributedDataParallel(task) if task.exchanges else task
+    total = 0.0
+    for micro in (0, 1):
+        waits = task.exchanges and micro == 0
+        with wrapped.no_sync() if waits else contextlib.nullcontext():
+            loss = wrapped(batch(task, (micro * world.size + world.rank) * share, share)) / 2
+            loss.backward()
+        total += float(loss.detach())
+    return total, [parameter.grad.clone() for parameter in task.parameters() if parameter.grad is not None]
+
+
 @given(
     count=st.integers(1, 4),
     further=st.integers(0, 6),
@@ -88,25 +104,7 @@ def test_an_image_is_no_negative_of_itself() -> None:
     assert float(task(fields).detach()) == pytest.approx(sum(without) / 5, rel=1e-4)
 
 
-OTHERS = {0: (1, 2, 4), 1: (0, 2, 3, 4), 2: (0, 1, 3, 4), 3: (1, 2, 4), 4: (0, 1, 2, 3)}
-
-
 # --- over ranks -------------------------------------------------------------------------------------------------------
-
-
-def two_micro_batches(world: World, share: int, settings: dict[str, Any]) -> tuple[float, list[Tensor]]:
-    """The mean of the losses, and the gradients as DDP exchanges them."""
-    task = objective(world, **settings)
-    assert task.exchanges == (world.size > 1)
-    wrapped = DistributedDataParallel(task) if task.exchanges else task
-    total = 0.0
-    for micro in (0, 1):
-        waits = task.exchanges and micro == 0
-        with wrapped.no_sync() if waits else contextlib.nullcontext():
-            loss = wrapped(batch(task, (micro * world.size + world.rank) * share, share)) / 2
-            loss.backward()
-        total += float(loss.detach())
-    return total, [parameter.grad.clone() for parameter in task.parameters() if parameter.grad is not None]
 
 
 @pytest.mark.parametrize("ranks", ["two_ranks", pytest.param("four_ranks", marks=pytest.mark.long)])

@@ -29,6 +29,34 @@ def pictures(count: int) -> Tensor:
     return torch.randint(0, 256, (count, 3, 12, 16), generator=torch.Generator().manual_seed(1)).to(torch.uint8)
 
 
+class Tiny(nn.Module):
+    """Images to logits by one matrix."""
+
+    def __init__(self, values: int, classes: int) -> None:
+        super().__init__()
+        self.head = nn.Linear(values, classes)
+        self.seen: Tensor | None = None
+
+    def forward(self, images: Tensor) -> Tensor:
+        self.seen = images
+        logits: Tensor = self.head(images.flatten(1))
+        return logits
+
+
+def objective(classes: int = 10, side: int = 4, **settings: Any) -> Classification:
+    torch.manual_seed(0)
+    images = Images(Rows(0), Rows(0), (1, side, side), tuple(str(number) for number in range(classes)))
+    return Classification(Settings.model_validate(settings), images, Tiny(side * side, classes))
+
+
+def batch(count: int, classes: int = 10, shape: tuple[int, int, int] = (1, 4, 4)) -> Fields:
+    random = torch.Generator().manual_seed(2)
+    return {
+        "image": torch.randint(0, 256, (count, *shape), generator=random).to(torch.uint8),
+        "label": torch.randint(0, classes, (count,), generator=random),
+    }
+
+
 @given(
     seed=st.integers(0, 2**80),
     positions=st.lists(st.integers(0, 2**50), min_size=1, max_size=9),
@@ -87,34 +115,6 @@ def test_light_scales_contrast_about_the_mean_then_everything() -> None:
 
 
 # --- classification ---------------------------------------------------------------------------------------------------
-
-
-class Tiny(nn.Module):
-    """Images to logits by one matrix."""
-
-    def __init__(self, values: int, classes: int) -> None:
-        super().__init__()
-        self.head = nn.Linear(values, classes)
-        self.seen: Tensor | None = None
-
-    def forward(self, images: Tensor) -> Tensor:
-        self.seen = images
-        logits: Tensor = self.head(images.flatten(1))
-        return logits
-
-
-def objective(classes: int = 10, side: int = 4, **settings: Any) -> Classification:
-    torch.manual_seed(0)
-    images = Images(Rows(0), Rows(0), (1, side, side), tuple(str(number) for number in range(classes)))
-    return Classification(Settings.model_validate(settings), images, Tiny(side * side, classes))
-
-
-def batch(count: int, classes: int = 10, shape: tuple[int, int, int] = (1, 4, 4)) -> Fields:
-    random = torch.Generator().manual_seed(2)
-    return {
-        "image": torch.randint(0, 256, (count, *shape), generator=random).to(torch.uint8),
-        "label": torch.randint(0, classes, (count,), generator=random),
-    }
 
 
 def test_the_loss_is_a_mean_and_smoothed_in_training_only() -> None:

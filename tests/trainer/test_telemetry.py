@@ -37,6 +37,21 @@ def gradients_of(model: nn.Module) -> dict[str, Tensor]:
     return {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
 
 
+def on_two_ranks(world: World, folder: Path) -> None:
+    telemetry = Telemetry(make(folder, rank_metrics_every=2, bottleneck_every=4), world)
+    for step in range(1, 5):
+        telemetry.step(step, {"loss": 0.5})
+        telemetry.event(step, "only of rank 0")
+        telemetry.say("only of rank 0")
+        slow = world.rank == 1
+        telemetry.rank_timings(step, StepDurations(1.0, 0.25 * step, exchange=0.0 if slow else 0.5))
+        telemetry.bottleneck(step)
+    assert not telemetry.wants_histograms(4)
+    telemetry.warn("the disk is slow")
+    telemetry.skipped(4, ["cannot read a sample"] if world.rank == 1 else [])
+    telemetry.close()
+
+
 def test_lines_of_steps_and_events_in_the_metrics_and_on_the_console(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -98,21 +113,6 @@ def test_verdicts_are_written_at_their_interval_and_said_when_they_change(
     assert records[0]["event"] == "bottleneck" and "50%" in records[0]["sentence"] and "straggler" not in records[0]
     said = capsys.readouterr().out.splitlines()
     assert [line.split(":")[0] for line in said] == ["bottleneck at step 2", "bottleneck at step 6"]
-
-
-def on_two_ranks(world: World, folder: Path) -> None:
-    telemetry = Telemetry(make(folder, rank_metrics_every=2, bottleneck_every=4), world)
-    for step in range(1, 5):
-        telemetry.step(step, {"loss": 0.5})
-        telemetry.event(step, "only of rank 0")
-        telemetry.say("only of rank 0")
-        slow = world.rank == 1
-        telemetry.rank_timings(step, StepDurations(1.0, 0.25 * step, exchange=0.0 if slow else 0.5))
-        telemetry.bottleneck(step)
-    assert not telemetry.wants_histograms(4)
-    telemetry.warn("the disk is slow")
-    telemetry.skipped(4, ["cannot read a sample"] if world.rank == 1 else [])
-    telemetry.close()
 
 
 def test_ranks_write_their_own_timings_and_rank_0_names_the_slow_one(two_ranks: Ranks, folder: Path) -> None:

@@ -30,6 +30,24 @@ from trainer.telemetry.speed import (
 )
 
 CPU = torch.device("cpu")
+Row = tuple[float | None, ...]
+
+
+def trace(path: Path) -> Trace:
+    with record(path, CPU) as recorded:
+        torch.nn.functional.linear(torch.ones(64, 64), torch.ones(64, 64)).relu()
+    return recorded
+
+
+def event(
+    name: str, begin: float, end: float, device: DeviceType = DeviceType.CUDA, mark: bool = False
+) -> FunctionEvent:
+    return FunctionEvent(0, name, 1, begin, end, device_type=device, is_user_annotation=mark)
+
+
+def judged(*rows: Row, on_gpu: bool = False, busy: float | None = None) -> Bottleneck:
+    return verdict([StepDurations(*row) for row in rows], on_gpu=on_gpu, device_busy=busy)  # type: ignore[arg-type]
+
 
 # --- times ------------------------------------------------------------------------------------------------------------
 
@@ -69,12 +87,6 @@ def test_means_leave_out_what_was_unknown() -> None:
 # --- traces -----------------------------------------------------------------------------------------------------------
 
 
-def trace(path: Path) -> Trace:
-    with record(path, CPU) as recorded:
-        torch.nn.functional.linear(torch.ones(64, 64), torch.ones(64, 64)).relu()
-    return recorded
-
-
 def test_a_trace_holds_the_step_s_operations_and_the_newest_are_kept(folder: Path) -> None:
     for step in range(100, 100 + KEPT_TRACES):
         (folder / f"step_{step:08d}.json.gz").write_bytes(b"")
@@ -91,12 +103,6 @@ def test_a_trace_holds_the_step_s_operations_and_the_newest_are_kept(folder: Pat
 def test_a_trace_that_cannot_be_written_says_so(folder: Path) -> None:
     (folder / "traces").touch()
     assert "step_00000001.json.gz was not written" in trace(folder / "traces" / "step_00000001.json.gz").error
-
-
-def event(
-    name: str, begin: float, end: float, device: DeviceType = DeviceType.CUDA, mark: bool = False
-) -> FunctionEvent:
-    return FunctionEvent(0, name, 1, begin, end, device_type=device, is_user_annotation=mark)
 
 
 def test_the_busy_share_of_a_gpu_is_the_union_of_its_work() -> None:
@@ -136,13 +142,6 @@ def test_operations_are_charged_for_their_own_time_only() -> None:
 )
 def test_the_more_exact_name_counts(device: str, arithmetic: Arithmetic, peak: float | None) -> None:
     assert peak_flops(device, arithmetic) == peak
-
-
-Row = tuple[float | None, ...]
-
-
-def judged(*rows: Row, on_gpu: bool = False, busy: float | None = None) -> Bottleneck:
-    return verdict([StepDurations(*row) for row in rows], on_gpu=on_gpu, device_busy=busy)  # type: ignore[arg-type]
 
 
 @table(

@@ -41,6 +41,26 @@ def around_a_validation(world: World, **changes: Any) -> list[float]:
         return losses
 
 
+def short_of_memory(world: World, rank: int, most: int, **changes: Any) -> tuple[dict[str, float], int, list[int]]:
+    """Measured where a rank can take so many samples at once: the means, the batch it came to, and all it tried."""
+    settings = Settings(**{**SMALL, "validate_samples": 40, **changes})
+    with PhaseSession(settings, world, 1, TrainingProgress()) as session:
+        measure = session.objective.measure
+        tried = []
+
+        def limited(fields: Fields) -> dict[str, torch.Tensor]:
+            tried.append(len(next(iter(fields.values()))))
+            if world.rank == rank and tried[-1] > most:
+                raise torch.OutOfMemoryError("CUDA out of memory. (in validation)")
+            return measure(fields)
+
+        session.objective.measure = limited  # type: ignore[method-assign]
+        (result, _) = validate(session)
+        (again, _) = validate(session)
+        assert result is not None and result == again
+        return result, session.validation_batch, tried
+
+
 def test_fsdp_measures_the_averaged_weights_and_then_computes_with_the_current_ones(two_ranks: Ranks) -> None:
     way: dict[str, Any] = {"task": "lm", "model": "gpt2", "model_options": TINY}
     current, averaged, *_ = expected = around_a_validation(ALONE, **way)
@@ -67,26 +87,6 @@ def test_images_are_compared_with_the_same_others_whatever_the_batch_and_the_ran
         assert means(ALONE, **flags, batch_size=batch) == pytest.approx(expected, rel=1e-5)
         for means_of_rank in two_ranks.run(means, **flags, batch_size=batch):
             assert means_of_rank == pytest.approx(expected, rel=1e-5)
-
-
-def short_of_memory(world: World, rank: int, most: int, **changes: Any) -> tuple[dict[str, float], int, list[int]]:
-    """Measured where a rank can take so many samples at once: the means, the batch it came to, and all it tried."""
-    settings = Settings(**{**SMALL, "validate_samples": 40, **changes})
-    with PhaseSession(settings, world, 1, TrainingProgress()) as session:
-        measure = session.objective.measure
-        tried = []
-
-        def limited(fields: Fields) -> dict[str, torch.Tensor]:
-            tried.append(len(next(iter(fields.values()))))
-            if world.rank == rank and tried[-1] > most:
-                raise torch.OutOfMemoryError("CUDA out of memory. (in validation)")
-            return measure(fields)
-
-        session.objective.measure = limited  # type: ignore[method-assign]
-        (result, _) = validate(session)
-        (again, _) = validate(session)
-        assert result is not None and result == again
-        return result, session.validation_batch, tried
 
 
 @pytest.mark.long
