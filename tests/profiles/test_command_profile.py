@@ -93,6 +93,26 @@ COMMANDS: list[tuple[str, str, int, dict[str, object], dict[str, str]]] = [
     ("python -c 'print(1)' --x 3", "command python -c print(1)", 1, {"x": 3}, {}),
     ("bash -c 'echo $HOME'", "command bash -c echo $HOME", 1, {}, {}),
 ]  # fmt: skip
+ATOMS = (
+    "{",
+    "}",
+    "[",
+    "]",
+    "-",
+    "--",
+    "=",
+    "a",
+    "{lr}",
+    "{literal}",
+    "{checkpoint}",
+    "[--x",
+    "amp",
+    " ",
+    "'",
+    "\n",
+    "é",
+)
+TYPED_WORDS = st.lists(st.sampled_from(ATOMS), max_size=4).map("".join) | st.sampled_from(("--lr", "-b3", "--a=x"))
 
 
 @pytest.fixture
@@ -171,28 +191,6 @@ def test_the_command_line_is_as_it_was_typed(scripts: Path, typed: str) -> None:
     assert all(
         check.status != "fail" for check in quick_checks(spec, state=scripts, gpus=None) if "place" in check.name
     )
-
-
-ATOMS = (
-    "{",
-    "}",
-    "[",
-    "]",
-    "-",
-    "--",
-    "=",
-    "a",
-    "{lr}",
-    "{literal}",
-    "{checkpoint}",
-    "[--x",
-    "amp",
-    " ",
-    "'",
-    "\n",
-    "é",
-)
-TYPED_WORDS = st.lists(st.sampled_from(ATOMS), max_size=4).map("".join) | st.sampled_from(("--lr", "-b3", "--a=x"))
 
 
 @given(st.lists(TYPED_WORDS, max_size=6))

@@ -45,6 +45,36 @@ SPEC = RunSpec(
 )  # fmt: skip
 
 
+def past(run: str, batch: int, gib: float | None, *, ran_out: bool = False, **others: Any) -> PastPeak:
+    params = {"batch_size": batch, "lr": 0.3, "layers": 12, "steps": 9, **others}
+    return PastPeak(run, 1, params, 2, None if gib is None else round(gib * GIB), ran_out)
+
+
+def of(index: int, celsius: float = 30.0, gib: float = 0.5, *reasons: str) -> GpuSample:
+    return GpuSample(
+        f"GPU-{index}",
+        memory_used_bytes=round(gib * GIB),
+        memory_total_bytes=80 * GIB,
+        temperature_celsius=celsius,
+        throttle_reasons=reasons,
+    )
+
+
+def desktop(*mebibytes: int) -> list[GpuProcess]:
+    programs = ("/usr/lib/xorg/Xorg :0", "/usr/bin/gnome-shell", "firefox")
+    return [
+        GpuProcess(9 + place, size << 20, "G", "root", program)
+        for place, (size, program) in enumerate(zip(mebibytes, programs, strict=False))
+    ]
+
+
+def chosen(
+    gpus: GpuSituation, count: int, memory: int | None = None, pairs: Sequence[GpuPair] = ()
+) -> list[int] | None:
+    recommended = recommend(count, gpus, memory, pairs)
+    return None if recommended is None else [gpu.index for gpu in recommended]
+
+
 class TestGpus:
     spec = replace(SPEC, nproc=2, gpus=GpuRequest(2, (), 10 * GIB))
 
@@ -101,11 +131,6 @@ class TestGpus:
         assert mentions(result.detail, "0–3", "80 GiB", "100 GiB")
 
 
-def past(run: str, batch: int, gib: float | None, *, ran_out: bool = False, **others: Any) -> PastPeak:
-    params = {"batch_size": batch, "lr": 0.3, "layers": 12, "steps": 9, **others}
-    return PastPeak(run, 1, params, 2, None if gib is None else round(gib * GIB), ran_out)
-
-
 @table(
     ("runs", "expected"),
     [
@@ -144,31 +169,6 @@ def test_whether_memory_suffices(runs: list[PastPeak], status: str, phrases: tup
 def test_memory_is_not_judged_without_gpus_or_their_figures() -> None:
     for spec in (SPEC, replace(SPEC, gpus=GpuRequest(0))):
         assert check_memory([past("a", 64, 60)], spec, None).status == "skip"
-
-
-def of(index: int, celsius: float = 30.0, gib: float = 0.5, *reasons: str) -> GpuSample:
-    return GpuSample(
-        f"GPU-{index}",
-        memory_used_bytes=round(gib * GIB),
-        memory_total_bytes=80 * GIB,
-        temperature_celsius=celsius,
-        throttle_reasons=reasons,
-    )
-
-
-def desktop(*mebibytes: int) -> list[GpuProcess]:
-    programs = ("/usr/lib/xorg/Xorg :0", "/usr/bin/gnome-shell", "firefox")
-    return [
-        GpuProcess(9 + place, size << 20, "G", "root", program)
-        for place, (size, program) in enumerate(zip(mebibytes, programs, strict=False))
-    ]
-
-
-def chosen(
-    gpus: GpuSituation, count: int, memory: int | None = None, pairs: Sequence[GpuPair] = ()
-) -> list[int] | None:
-    recommended = recommend(count, gpus, memory, pairs)
-    return None if recommended is None else [gpu.index for gpu in recommended]
 
 
 def test_free_ones_in_the_order_of_their_indices() -> None:

@@ -17,6 +17,9 @@ from tests.texts import mentions
 TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=40)
 INTEGERS = st.integers(-MAX_INTEGER, MAX_INTEGER)
 FLOATS = st.floats(allow_nan=False, allow_infinity=False)
+SGD = {"choices": ("sgd", "adam")}
+ONE = {"choices": (1, 2)}
+EIGHTS = {"multiple_of": 8}
 
 
 def parse(default: Scalar, raw: Scalar, **limits: Any) -> Scalar:
@@ -39,11 +42,6 @@ def parse(default: Scalar, raw: Scalar, **limits: Any) -> Scalar:
 def test_text_becomes_the_defaults_kind(default: Scalar, text: str, value: Scalar) -> None:
     parsed = parse(default, text)
     assert parsed == value and type(parsed) is type(value)
-
-
-SGD = {"choices": ("sgd", "adam")}
-ONE = {"choices": (1, 2)}
-EIGHTS = {"multiple_of": 8}
 
 
 @table(

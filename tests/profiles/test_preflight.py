@@ -51,6 +51,26 @@ def quick(spec: RunSpec, name: str, gpus: GpuSituation | None = None) -> CheckRe
     return result
 
 
+def fake_python(folder: Path, script: str) -> str:
+    path = folder / "python"
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def _alive_in_group(group: int) -> list[int]:
+    """PIDs of the group's processes that are more than a zombie."""
+    alive = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, pgid = stat.read_text().rpartition(")")[2].split()[:3]
+        except OSError:
+            continue
+        if int(pgid) == group and state not in "ZX":
+            alive.append(int(stat.parent.name))
+    return alive
+
+
 def test_code_to_be_copied_must_be_in_a_git_checkout(spec: RunSpec, tmp_path: Path) -> None:
     remote = replace(spec, target={"name": "k", "kind": "ssh", "host": "k"})
 
@@ -155,26 +175,6 @@ def test_disk(spec: RunSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     (result,) = [r for r in quick_checks(spec, state=missing) if r.name == "disk"]
     assert result.status == "pass"
     assert not missing.exists()
-
-
-def fake_python(folder: Path, script: str) -> str:
-    path = folder / "python"
-    path.write_text(f"#!/bin/sh\n{script}\n")
-    path.chmod(0o755)
-    return str(path)
-
-
-def _alive_in_group(group: int) -> list[int]:
-    """PIDs of the group's processes that are more than a zombie."""
-    alive = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            state, _, pgid = stat.read_text().rpartition(")")[2].split()[:3]
-        except OSError:
-            continue
-        if int(pgid) == group and state not in "ZX":
-            alive.append(int(stat.parent.name))
-    return alive
 
 
 class TestProbe:

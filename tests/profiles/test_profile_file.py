@@ -57,6 +57,27 @@ grace: 90
 """
 
 
+def mistakes() -> list[tuple[str, str]]:
+    """Text and answer of each case in mistakes.txt."""
+    content = (Path(__file__).parent / "mistakes.txt").read_text("utf-8").split("\n", 1)[1]
+    cases = [(text[1:], answer) for text, answer in re.findall(r"((?:(?!=> ).*\n)+)=> (.*)\n", content)]
+    assert len(cases) > 50
+    return cases
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    (tmp_path / "project" / "profiles").mkdir(parents=True)
+    return tmp_path / "project"
+
+
+def problems_of_recovery(recovery: str) -> list[Problem]:
+    with pytest.raises(ProfileError) as caught:
+        read_profile(f"script: a.py\nrecovery: {recovery}", FILE)
+    assert all(problem.line == 2 for problem in caught.value.problems)
+    return caught.value.problems
+
+
 def test_a_profile_with_everything() -> None:
     profile = read_profile(FULL, FILE)
     form = profile.form
@@ -95,14 +116,6 @@ def test_forms_of_metrics(text: str, kinds: list[str], loss: str | None, best: t
     assert [source.source for source in metrics.sources] == kinds
     assert metrics.loss == loss
     assert (metrics.best and (metrics.best.name, metrics.best.mode)) == best
-
-
-def mistakes() -> list[tuple[str, str]]:
-    """Text and answer of each case in mistakes.txt."""
-    content = (Path(__file__).parent / "mistakes.txt").read_text("utf-8").split("\n", 1)[1]
-    cases = [(text[1:], answer) for text, answer in re.findall(r"((?:(?!=> ).*\n)+)=> (.*)\n", content)]
-    assert len(cases) > 50
-    return cases
 
 
 @table(("text", "line"), mistakes())
@@ -179,12 +192,6 @@ def test_the_folder_is_the_one_the_file_really_lies_in(tmp_path: Path) -> None:
     assert (profile.folder, profile.name) == ((tmp_path / "project").resolve(), "b")
 
 
-@pytest.fixture
-def here(tmp_path: Path) -> Path:
-    (tmp_path / "project" / "profiles").mkdir(parents=True)
-    return tmp_path / "project"
-
-
 def test_a_name_is_looked_for_here_then_at_home_and_a_path_is_a_path(here: Path, workspace: Workspace) -> None:
     places = [here / "profiles" / "mine.yaml", workspace.profiles / "mine.yaml"]
     for path in (*places, here / "a.yaml"):
@@ -225,13 +232,6 @@ def test_a_folder_with_other_yaml_has_only_its_profiles(tmp_path: Path) -> None:
 
 
 # --- recovery: each mistake has its place
-
-
-def problems_of_recovery(recovery: str) -> list[Problem]:
-    with pytest.raises(ProfileError) as caught:
-        read_profile(f"script: a.py\nrecovery: {recovery}", FILE)
-    assert all(problem.line == 2 for problem in caught.value.problems)
-    return caught.value.problems
 
 
 @table(

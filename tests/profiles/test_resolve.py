@@ -23,6 +23,7 @@ from tests.texts import mentions
 
 UUIDS = [f"GPU-0000000{index}-aaaa-bbbb-cccc-dddddddddddd" for index in range(4)]
 FOUR = [GpuFacts(uuid=uuid, index=index, name="H200") for index, uuid in enumerate(UUIDS)]
+OWN = str(Path(sys.executable).parent)
 
 
 @pytest.fixture
@@ -141,9 +142,6 @@ def test_a_module_is_found_around_a_folder_of_profiles_or_where_gputui_is_instal
     make_program(tmp_path / "venv" / "bin" / "python")
     environ = {"VIRTUAL_ENV": str(tmp_path / "venv")}
     assert spec_of(shipped, "module: trainer", environ=environ).workdir == str(site)
-
-
-OWN = str(Path(sys.executable).parent)
 
 
 @table(

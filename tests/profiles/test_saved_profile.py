@@ -71,6 +71,14 @@ def saved(spec: RunSpec, params: Mapping[str, Scalar] | None = None, history: Sa
 PHASES = (Phase(10, {"lr": 0.1}), Phase(None, {"lr": 0.5, "model": "b"}))
 
 
+def attempt(number: int, **params: Scalar) -> Attempt:
+    return Attempt("a-1", number, "failed", params, (), {}, 0.0)
+
+
+def decision(number: int, verdict: str, **params: Scalar) -> DecisionView:
+    return DecisionView(number, number, "a-1", number, 0.0, 0, verdict, (), params, None, 0.0, "out of memory", None)
+
+
 @table(
     "fields",
     [
@@ -120,14 +128,6 @@ def test_a_text_stays_a_text(text: str) -> None:
     profile = read_profile(saved(spec), Path("/elsewhere/mine.yaml"))
     assert profile.form.params["x"].default == text and profile.form.env == {"X": text}
     assert profile.form.args == ["--x", "{x}", text]
-
-
-def attempt(number: int, **params: Scalar) -> Attempt:
-    return Attempt("a-1", number, "failed", params, (), {}, 0.0)
-
-
-def decision(number: int, verdict: str, **params: Scalar) -> DecisionView:
-    return DecisionView(number, number, "a-1", number, 0.0, 0, verdict, (), params, None, 0.0, "out of memory", None)
 
 
 CHANGES: list[tuple[list[Attempt], list[DecisionView], dict[str, Scalar], dict[str, Scalar], int]] = [

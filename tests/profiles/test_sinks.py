@@ -19,11 +19,29 @@ from gputui.runs.spec import RunSpec
 from tests.tables import table
 from tests.texts import mentions
 
+Make = Callable[..., RunSpec]
+
 
 def problem(sinks: str) -> str:
     with pytest.raises(ProfileError) as caught:
         read_profile(f"script: a.py\nsinks: {sinks}", Path("x.yaml"))
     return str(caught.value)
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Make:
+    def made(sinks: str, workdir: str = ".") -> RunSpec:
+        (tmp_path / "a.py").write_text("")
+        text = f"script: a.py\ngpus: 0\nworkdir: '{workdir}'\nparams: {{size: 3}}\nsinks: {sinks}"
+        (tmp_path / "x.yaml").write_text(text)
+        return resolve(load(tmp_path / "x.yaml"), environ={"HOME": "/home/ada"})
+
+    return made
+
+
+def checked(spec: RunSpec, state: Path, name: str = "sinks") -> tuple[str, str]:
+    [check] = [result for result in quick_checks(spec, state=state) if result.name == name]
+    return check.status, f"{check.detail}; {check.remedy}"
 
 
 @table(
@@ -43,20 +61,6 @@ def test_what_is_wrong_is_said_in_one_line(sinks: str, said: str) -> None:
     assert said in text and len(text.splitlines()) == 1
 
 
-Make = Callable[..., RunSpec]
-
-
-@pytest.fixture
-def make(tmp_path: Path) -> Make:
-    def made(sinks: str, workdir: str = ".") -> RunSpec:
-        (tmp_path / "a.py").write_text("")
-        text = f"script: a.py\ngpus: 0\nworkdir: '{workdir}'\nparams: {{size: 3}}\nsinks: {sinks}"
-        (tmp_path / "x.yaml").write_text(text)
-        return resolve(load(tmp_path / "x.yaml"), environ={"HOME": "/home/ada"})
-
-    return made
-
-
 def test_places(make: Make, tmp_path: Path) -> None:
     assert make("[csv, tensorboard]").sinks == {
         "csv": "{run_dir}/sinks/metrics.csv",
@@ -74,11 +78,6 @@ def test_places(make: Make, tmp_path: Path) -> None:
     assert redact_spec(spec).sinks["mlflow"] == "http://ada:[redacted]@host:5000"
     description = "\n".join(describe(spec, preview_launch(spec, runs=tmp_path)))
     assert f"sinks        jsonl → {tmp_path}/a/RUN.jsonl" in description and "hunter2" not in description
-
-
-def checked(spec: RunSpec, state: Path, name: str = "sinks") -> tuple[str, str]:
-    [check] = [result for result in quick_checks(spec, state=state) if result.name == name]
-    return check.status, f"{check.detail}; {check.remedy}"
 
 
 def test_preflight(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from tests.texts import mentions
 
 LAB = {"name": "lab", "kind": "slurm", "partition": "gpu", "time": "4h", "memory": "64G", "poll": 5}
 KEPLER = {"name": "kepler2", "kind": "ssh", "host": "me@kepler2"}
+FREE = {"state": "ok", "run_id": None, "processes": [], "locked_by": None, "quarantine": None, "excluded": False}
 
 
 def test_a_run_has_other_options_than_its_target() -> None:
@@ -46,9 +47,6 @@ def test_an_option_that_the_target_cannot_have(
     with pytest.raises(TargetOptionError) as caught:
         with_job_options(target, value)
     assert mentions(str(caught.value), *phrases) and "\n" not in str(caught.value)
-
-
-FREE = {"state": "ok", "run_id": None, "processes": [], "locked_by": None, "quarantine": None, "excluded": False}
 
 
 @table(

@@ -45,6 +45,12 @@ FIT = GpuReading(
     pairs=(GpuPair(0, 1, p2p=True, nvlink=True),),
     nvlinks={0: 18, 1: 18},
 )
+ANSWER = InterpreterAnswer("3.12.1", "2.8.0", "12.8", "2.27.3", module=None, runnable=False, missing=())
+FREE = replace(
+    FIT,
+    samples={gpu.uuid: GpuSample(gpu.uuid, utilization_percent=0.0, memory_used_bytes=2**20) for gpu in FACTS},
+)
+FAST = Bandwidth("nccl", 2, ((55e9, 54e9), (55e9, 54e9)), 360e9, 25e-6)
 
 
 def slow_changed(reading: GpuReading, **changes: Any) -> GpuReading:
@@ -105,9 +111,6 @@ def test_topologies() -> None:
     assert check_topology(replace(FIT, facts=FIT.facts[:1])).detail == "fewer than two GPUs"
 
 
-ANSWER = InterpreterAnswer("3.12.1", "2.8.0", "12.8", "2.27.3", module=None, runnable=False, missing=())
-
-
 def test_torch_and_the_driver() -> None:
     for changes, reading, status, phrase in [
         ({}, FIT, "pass", "the driver supports up to 12.8"),
@@ -134,12 +137,6 @@ def test_the_driver_is_read_by_the_child(fake_nvml: FakeNvml) -> None:  # noqa: 
 
 
 # --- bandwidth
-
-FREE = replace(
-    FIT,
-    samples={gpu.uuid: GpuSample(gpu.uuid, utilization_percent=0.0, memory_used_bytes=2**20) for gpu in FACTS},
-)
-FAST = Bandwidth("nccl", 2, ((55e9, 54e9), (55e9, 54e9)), 360e9, 25e-6)
 
 
 def test_only_free_gpus_are_measured() -> None:
