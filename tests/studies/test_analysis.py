@@ -19,6 +19,10 @@ from gputui.studies.spec import Dimension, Objective, StudySpec
 
 LOSS = Objective("loss")
 ACCURACY = Objective("accuracy", "maximize")
+OTHER = Dimension("other", "choice", choices=("a", "b", "c"))
+SPACE = (Dimension("lr", "float", 0.0, 1.0), Dimension("width", "float", 0.0, 1.0), OTHER)
+SPEC = StudySpec("s", "net", SPACE, (LOSS, ACCURACY))
+RUNGS = {1: [RungValue(1, 1, 9, 0.9, 1, 0.0), RungValue(1, 2, 19, 0.8, 1, 0.0)]}
 
 
 def trial(
@@ -37,6 +41,30 @@ def trial(
 
 PRUNED = TrialState.PRUNED
 RUNNING = TrialState.RUNNING
+
+
+def planted(count: int, seed: int = 3) -> list[TrialRecord]:
+    """The loss is least in the middle of ``width``, the accuracy rises with ``lr``; ``other`` changes nothing."""
+    draw = random.Random(seed)
+    trials = []
+    for number in range(count):
+        lr = draw.random()
+        width = draw.random()
+        letter = draw.choice("abc")
+        loss = 6 * abs(width - 0.5) + 0.01 * draw.random()
+        params = {"lr": lr, "width": width, "other": letter}
+        trials.append(trial(number, loss, lr + 0.01 * draw.random(), params=params))
+    return trials
+
+
+TRIALS = [
+    trial(0, 0.5, params={"other": "a"}), trial(1, state=PRUNED, params={"other": "b"}),
+    trial(2, 0.3, params={"other": "c"}), trial(3, state=RUNNING, params={"other": "a"}),
+]  # fmt: skip
+
+
+def points(drawing: Chart, label: str) -> list[tuple[float, float | None]]:
+    return [(bucket.first_x, bucket.first) for curve in drawing.curves if curve.label == label for bucket in curve.bins]
 
 
 def test_only_complete_trials_with_a_number_that_keep_the_constraints_count() -> None:
@@ -69,25 +97,6 @@ def test_the_front_holds_what_nothing_beats_in_every_objective() -> None:
     assert best_trial(accuracies, objectives[1:]) == accuracies[0]
 
 
-def planted(count: int, seed: int = 3) -> list[TrialRecord]:
-    """The loss is least in the middle of ``width``, the accuracy rises with ``lr``; ``other`` changes nothing."""
-    draw = random.Random(seed)
-    trials = []
-    for number in range(count):
-        lr = draw.random()
-        width = draw.random()
-        letter = draw.choice("abc")
-        loss = 6 * abs(width - 0.5) + 0.01 * draw.random()
-        params = {"lr": lr, "width": width, "other": letter}
-        trials.append(trial(number, loss, lr + 0.01 * draw.random(), params=params))
-    return trials
-
-
-OTHER = Dimension("other", "choice", choices=("a", "b", "c"))
-SPACE = (Dimension("lr", "float", 0.0, 1.0), Dimension("width", "float", 0.0, 1.0), OTHER)
-SPEC = StudySpec("s", "net", SPACE, (LOSS, ACCURACY))
-
-
 def test_what_mattered_is_found_for_each_objective() -> None:
     importances = evaluate_importances(planted(120), SPEC)
     for metric, most in (("loss", "width"), ("accuracy", "lr")):
@@ -106,16 +115,6 @@ def test_what_mattered_is_found_for_each_objective() -> None:
 
 
 # --- drawings ---------------------------------------------------------------------------------------------------------
-
-TRIALS = [
-    trial(0, 0.5, params={"other": "a"}), trial(1, state=PRUNED, params={"other": "b"}),
-    trial(2, 0.3, params={"other": "c"}), trial(3, state=RUNNING, params={"other": "a"}),
-]  # fmt: skip
-RUNGS = {1: [RungValue(1, 1, 9, 0.9, 1, 0.0), RungValue(1, 2, 19, 0.8, 1, 0.0)]}
-
-
-def points(drawing: Chart, label: str) -> list[tuple[float, float | None]]:
-    return [(bucket.first_x, bucket.first) for curve in drawing.curves if curve.label == label for bucket in curve.bins]
 
 
 def test_a_pruned_trial_stands_at_the_value_of_its_last_rung() -> None:

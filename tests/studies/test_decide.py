@@ -43,6 +43,7 @@ LOSS = Objective("loss")
 BASE = RunSpec(
     "net", "python", ("net.py",), "/", "/usr/bin/python", params={"lr": 0.3, "batch_size": 16, "grad_accum": 3}
 )
+FAULT = RunEnd(RunState.FAILED, "NCCL error", "nccl_error", has_stepped=True, has_checkpoints=True)
 
 
 def study(**changes: Any) -> StudySpec:
@@ -65,6 +66,21 @@ def points(*arguments: tuple[float, float, int]) -> list[ObjectivePoint]:
     return curve.points
 
 
+DONE = trial(0, TrialState.COMPLETE)
+
+
+LIVE = trial(1, TrialState.RUNNING)
+
+
+def planned(spec: RunSpec, kind: str) -> Any:
+    incident = Incident(kind, None, None, "it", "f", ())
+    failed = FailedAttempt(
+        run_id="r-1", number=1, incident=incident, reach=AttemptReach(last_step=10), spec=spec, params=spec.params,
+        policy=policy_from(spec.recovery),
+    )  # fmt: skip
+    return decide(failed)
+
+
 def test_what_an_attempt_repeats_counts_once() -> None:
     curve = points((1, 0.9, 1), (2, 0.1, 1), (3, 0.7, 1), (2, 0.8, 2), (3, 0.6, 2))
     assert [(point.position, point.value) for point in curve] == [(1, 0.9), (2, 0.8), (3, 0.6)]
@@ -80,9 +96,6 @@ def test_what_an_attempt_repeats_counts_once() -> None:
 def test_the_best_the_last_or_a_mean_counts(objective: Objective, value: float) -> None:
     assert objective_value(points((1, 1.0, 1), (2, 4.0, 1), (3, 3.0, 1)), objective) == value
     assert objective_value(points((1, 1.0, 1), (2, math.inf, 1)), objective) == math.inf
-
-
-FAULT = RunEnd(RunState.FAILED, "NCCL error", "nccl_error", has_stepped=True, has_checkpoints=True)
 
 
 @table(
@@ -135,10 +148,6 @@ def test_a_broken_constraint_makes_a_point_infeasible() -> None:
     assert (broken.state, feasible.state) == (TrialState.INFEASIBLE, TrialState.COMPLETE)
     assert mentions(broken.reason, "memory", "150 B", "100 B")
     assert mentions(slow.reason, "step_time", "0.55 s", "0.5 s")
-
-
-DONE = trial(0, TrialState.COMPLETE)
-LIVE = trial(1, TrialState.RUNNING)
 
 
 @table(
@@ -242,15 +251,6 @@ def test_a_grid_gives_each_point_once() -> None:
 
 
 # --- recovery inside a study ------------------------------------------------------------------------------------------
-
-
-def planned(spec: RunSpec, kind: str) -> Any:
-    incident = Incident(kind, None, None, "it", "f", ())
-    failed = FailedAttempt(
-        run_id="r-1", number=1, incident=incident, reach=AttemptReach(last_step=10), spec=spec, params=spec.params,
-        policy=policy_from(spec.recovery),
-    )  # fmt: skip
-    return decide(failed)
 
 
 def test_out_of_memory_keeps_the_effective_batch_where_it_is_not_tuned() -> None:

@@ -33,6 +33,16 @@ SPACE = (
     Dimension("slope", "float", 0.0, 1.0, when={"act": ("relu", None)}),
 )
 POINT = {"lr": 0.01, "width": 16, "act": "gelu"}
+WORKER = """
+import optuna, sys
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+study = optuna.load_study(study_name="s-1", storage=JournalStorage(JournalFileBackend(sys.argv[1])))
+for value in map(float, sys.argv[2:]):
+    trial = study.ask(study.trials[0].distributions)
+    study.tell(trial, value)
+print(len(study.trials))
+"""
 
 
 def study(sampler: Any = "tpe", pruner: PrunerSpec | None = None, **changes: Any) -> StudySpec:
@@ -61,6 +71,29 @@ def points(spec: StudySpec, folder: Path, *, dies: bool = False, count: int = 12
         values = (score(params), params["lr"])[: len(spec.objectives)]
         journal.end(number, Ruling(TrialState.COMPLETE, None, values), 0.0)
     return [trial.params for trial in journal.trials()]
+
+
+def ask_outside(file: Path, *values: float) -> str:
+    """Another process asks for a trial for each value, and tells it."""
+    argv = [sys.executable, "-c", WORKER, str(file), *map(str, values)]
+    return subprocess.run(argv, capture_output=True, text=True, check=True).stdout.strip()
+
+
+@pytest.fixture
+def dashboard(tmp_path: Path) -> Iterator[Any]:
+    """A function that asks the dashboard's application for a page of its API."""
+    if importlib.util.find_spec("optuna_dashboard") is None:
+        pytest.skip("optuna-dashboard is not installed")
+    from optuna_dashboard import wsgi
+
+    application = wsgi(open_storage(tmp_path))
+
+    def get(path: str) -> Any:
+        environ = {"REQUEST_METHOD": "GET", "PATH_INFO": path, "QUERY_STRING": "after=0", "SERVER_NAME": "x",
+                   "SERVER_PORT": "80", "wsgi.url_scheme": "http"}  # fmt: skip
+        return json.loads(b"".join(application(environ, lambda *_: None)))
+
+    return get
 
 
 @table("kind", ["random", "tpe", "nsga2"])
@@ -206,23 +239,6 @@ def test_what_an_infeasible_point_reported_is_the_worst(direction: Any, worst: f
 
 # --- other processes --------------------------------------------------------------------------------------------------
 
-WORKER = """
-import optuna, sys
-from optuna.storages import JournalStorage
-from optuna.storages.journal import JournalFileBackend
-study = optuna.load_study(study_name="s-1", storage=JournalStorage(JournalFileBackend(sys.argv[1])))
-for value in map(float, sys.argv[2:]):
-    trial = study.ask(study.trials[0].distributions)
-    study.tell(trial, value)
-print(len(study.trials))
-"""
-
-
-def ask_outside(file: Path, *values: float) -> str:
-    """Another process asks for a trial for each value, and tells it."""
-    argv = [sys.executable, "-c", WORKER, str(file), *map(str, values)]
-    return subprocess.run(argv, capture_output=True, text=True, check=True).stdout.strip()
-
 
 def test_a_python_process_asks_and_tells_beside_gputui(tmp_path: Path) -> None:
     journal = opened(study(), tmp_path)
@@ -232,23 +248,6 @@ def test_a_python_process_asks_and_tells_beside_gputui(tmp_path: Path) -> None:
     trials = journal.trials()
     assert list(journal.own_notes()) == [0, 3]
     assert [trial.value for trial in trials[1:3]] == [0.5, 0.25] and journal.study.best_trial.number == 2
-
-
-@pytest.fixture
-def dashboard(tmp_path: Path) -> Iterator[Any]:
-    """A function that asks the dashboard's application for a page of its API."""
-    if importlib.util.find_spec("optuna_dashboard") is None:
-        pytest.skip("optuna-dashboard is not installed")
-    from optuna_dashboard import wsgi
-
-    application = wsgi(open_storage(tmp_path))
-
-    def get(path: str) -> Any:
-        environ = {"REQUEST_METHOD": "GET", "PATH_INFO": path, "QUERY_STRING": "after=0", "SERVER_NAME": "x",
-                   "SERVER_PORT": "80", "wsgi.url_scheme": "http"}  # fmt: skip
-        return json.loads(b"".join(application(environ, lambda *_: None)))
-
-    return get
 
 
 def test_the_dashboard_lists_the_trials_of_a_living_study(tmp_path: Path, dashboard: Any) -> None:

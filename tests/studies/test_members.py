@@ -48,6 +48,20 @@ def exploit(home: StudyHome, milestone: int = 1) -> None:
     assert home.trial(3).state is TrialState.STOPPING
 
 
+def write_whole(path: Path, text: str = "state") -> Path:
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("state", text)
+    return path
+
+
+def rewrite(path: Path) -> None:
+    """Write other content into the very file."""
+    whole_file = write_whole(path.with_suffix(".other"), "another state").read_bytes()
+    with path.open("r+b") as file:
+        file.write(whole_file)
+        file.truncate()
+
+
 def test_the_worst_member_goes_on_from_a_pin_of_the_best_one(home: StudyHome) -> None:
     exploit(home)
     home.work()
@@ -108,20 +122,6 @@ def test_what_a_member_reached_before_it_left_its_training_counts_no_more(home: 
 
 
 # --- pins -------------------------------------------------------------------------------------------------------------
-
-
-def write_whole(path: Path, text: str = "state") -> Path:
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("state", text)
-    return path
-
-
-def rewrite(path: Path) -> None:
-    """Write other content into the very file."""
-    whole_file = write_whole(path.with_suffix(".other"), "another state").read_bytes()
-    with path.open("r+b") as file:
-        file.write(whole_file)
-        file.truncate()
 
 
 def test_a_checkpoint_without_its_step_in_its_name_is_copied(tmp_path: Path) -> None:

@@ -57,6 +57,26 @@ CHOICE = CategoricalDistribution(("tanh", "elu"))
 RATE = FloatDistribution(0.0, 50.0)
 
 
+def warm_desk(begin: Begin) -> StudyHome:
+    """A study that learns from three earlier runs."""
+    home = begin(replace(RANDOM, warm_start=3))
+    for number in range(3):
+        run_id = f"earlier-{number}"
+        with transaction(home.connection):
+            repository.insert_run(
+                home.connection,
+                repository.NewRun(
+                    run_id=run_id, sequence=100 + number, name=run_id, spec=BASE, params={"rate": 0.1 * (number + 1)}
+                ),
+                now=home.now,
+                actor="me",
+            )
+        home.begin_attempt(run_id)
+        home.line(run_id, 99, 0.1 + number)
+        home.move(run_id, RunState.SUCCEEDED)
+    return home
+
+
 @pytest.mark.parametrize("sampler", ["random", "tpe", "qmc", "nsga2", "cmaes"])
 @pytest.mark.parametrize(
     ("params", "distributions"),
@@ -247,26 +267,6 @@ def test_a_trial_that_ends_well_while_its_study_stops_is_complete_in_the_journal
 
 
 # --- warm starts ------------------------------------------------------------------------------------------------------
-
-
-def warm_desk(begin: Begin) -> StudyHome:
-    """A study that learns from three earlier runs."""
-    home = begin(replace(RANDOM, warm_start=3))
-    for number in range(3):
-        run_id = f"earlier-{number}"
-        with transaction(home.connection):
-            repository.insert_run(
-                home.connection,
-                repository.NewRun(
-                    run_id=run_id, sequence=100 + number, name=run_id, spec=BASE, params={"rate": 0.1 * (number + 1)}
-                ),
-                now=home.now,
-                actor="me",
-            )
-        home.begin_attempt(run_id)
-        home.line(run_id, 99, 0.1 + number)
-        home.move(run_id, RunState.SUCCEEDED)
-    return home
 
 
 @pytest.mark.parametrize("first", ["nothing", "a point by hand", "another process"])

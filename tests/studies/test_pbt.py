@@ -23,6 +23,13 @@ def member(number: int, value: float, *, can_give: bool = True) -> PopulationMem
     return PopulationMember(number, {"lr": 0.01, "width": 16, "kind": "b"}, value, can_give)
 
 
+def fits(params: Mapping[str, Scalar]) -> bool:
+    lr = params["lr"]
+    width = params["width"]
+    assert isinstance(lr, float) and isinstance(width, int)
+    return 1e-4 <= lr <= 1e-1 and width in range(8, 65, 8) and params["kind"] in ("a", "b", "c")
+
+
 def test_a_milestone_is_due_once_the_last_member_has_passed_it() -> None:
     values = [{1: 0.5, 2: 0.4, 3: 0.3}, {1: 0.5, 2: 0.4}]
     assert due_milestone(values, 0) == due_milestone(values, 1) == 2
@@ -48,13 +55,6 @@ def test_what_is_no_number_is_worst_and_gives_nothing() -> None:
     [exploit] = choose_exploits([member(0, math.nan), *members[1:2], *members[3:]], 1, SPEC, SPACE, LOSS, 1)
     assert (exploit.number, exploit.donor) == (0, 1)
     assert choose_exploits([member(0, 0.5), member(1, 0.5)], 1, SPEC, SPACE, LOSS, 1) == []
-
-
-def fits(params: Mapping[str, Scalar]) -> bool:
-    lr = params["lr"]
-    width = params["width"]
-    assert isinstance(lr, float) and isinstance(width, int)
-    return 1e-4 <= lr <= 1e-1 and width in range(8, 65, 8) and params["kind"] in ("a", "b", "c")
 
 
 def test_points_stay_in_the_space() -> None:

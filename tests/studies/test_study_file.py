@@ -50,6 +50,7 @@ space:
 objective: {metric: loss}
 sampler: grid
 """
+FLOAT = "lr: {type: float, min:"
 
 
 @pytest.fixture
@@ -73,6 +74,17 @@ def stored(spec: StudySpec) -> StudySpec:
     """The study as another process reads it."""
     text = json.dumps(spec.to_json())
     return study_spec(StudyRecord("s-1", 1, "s", "net", StudyState.RUNNING, None, text, "", 0.0, None))
+
+
+def both(text: str, folder: Path, workspace: Workspace) -> tuple[bool, bool]:
+    """Return whether the loader takes a study's file, and whether its JSON Schema does."""
+    validator = pytest.importorskip("jsonschema").Draft202012Validator(json.loads(json.dumps(json_schema())))
+    data = json.loads(json.dumps(parse_file(text, folder / "study.yaml").data))
+    try:
+        read(text, folder, workspace)
+    except ProfileError:
+        return False, validator.is_valid(data)
+    return True, validator.is_valid(data)
 
 
 def test_a_study_keeps_what_its_file_says_through_the_store(folder: Path, workspace: Workspace) -> None:
@@ -239,20 +251,6 @@ def test_a_budget_into_which_no_run_fits_is_refused() -> None:
         assert [problem.partition(":")[0] for problem in impossible_budget(spec, seconds)] == [
             f"budget.{key}" for key in keys
         ]
-
-
-def both(text: str, folder: Path, workspace: Workspace) -> tuple[bool, bool]:
-    """Return whether the loader takes a study's file, and whether its JSON Schema does."""
-    validator = pytest.importorskip("jsonschema").Draft202012Validator(json.loads(json.dumps(json_schema())))
-    data = json.loads(json.dumps(parse_file(text, folder / "study.yaml").data))
-    try:
-        read(text, folder, workspace)
-    except ProfileError:
-        return False, validator.is_valid(data)
-    return True, validator.is_valid(data)
-
-
-FLOAT = "lr: {type: float, min:"
 
 
 @table("takes, old, new", [
