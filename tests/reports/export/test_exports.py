@@ -24,6 +24,12 @@ PREFIXES = {"mlflow": "sqlite:///"}
 """What stands before the path in a target."""
 
 
+ODD = (
+    "grad//norm", "/loss", "loss/", "./x", "layer.0/../w", "../x", "..", ".", "", "/", "...x", "a/./b", "//", "a/..",
+    "rank1//x", "val/acc,uracy", "x" * 251, "é" * 300, "a/" * 300, "." * 400, "\ud800", "loss\n",
+)  # fmt: skip
+
+
 @pytest.fixture
 def home(home: Home) -> Home:
     home.run("net-1", "succeeded", name="net", params={"lr": 0.5, "note": 'a,b\n"c"'}, attempt=2, ended_ago=1.0)
@@ -133,12 +139,6 @@ def test_a_place_that_cannot_be_written_leaves_nothing(home: Home, tmp_path: Pat
                 write(home, form, place, replace=True)
         assert Path("/dev/null").is_char_device()
         assert old.read_bytes() != b"as it was" and len(list(tmp_path.glob("*old*"))) == 1, form
-
-
-ODD = (
-    "grad//norm", "/loss", "loss/", "./x", "layer.0/../w", "../x", "..", ".", "", "/", "...x", "a/./b", "//", "a/..",
-    "rank1//x", "val/acc,uracy", "x" * 251, "é" * 300, "a/" * 300, "." * 400, "\ud800", "loss\n",
-)  # fmt: skip
 
 
 @pytest.mark.long

@@ -25,6 +25,10 @@ from gputui.store.runs import read_runs
 from tests.homes import NOW, Home
 from tests.stories import overnight
 
+NAMES = re.compile(r"gputui_[a-z0-9_]+")
+FOLDER = Path(families_module.__file__).parent
+SECONDS = {"s": 1, "m": 60, "h": 3600}
+
 
 @pytest.fixture
 def store(home: Home, workspace: Workspace) -> Iterator[sqlite3.Connection]:
@@ -88,9 +92,6 @@ def test_a_divergence_is_told_and_hostile_names_stay_one_harmless_label(home: Ho
     assert not [line for line in text.splitlines() if line.startswith("gputui_gpu_up")]
 
 
-NAMES = re.compile(r"gputui_[a-z0-9_]+")
-FOLDER = Path(families_module.__file__).parent
-
 # An alert, gputui's own rule, and which of its limits (None: its span) are in the expression, in base units.
 SAME_RULES = {
     "GpuLost": ("gpu_lost", {}),
@@ -103,7 +104,6 @@ SAME_RULES = {
     "DiskNearlyFull": ("disk", {"above_percent": 0.01}),
     "SharedMemoryNearlyFull": ("shm", {"above_percent": 0.01}),
 }
-SECONDS = {"s": 1, "m": 60, "h": 3600}
 
 
 def test_rules_and_dashboard_ask_for_what_there_is_with_the_limits_of_gputui(store: sqlite3.Connection) -> None:

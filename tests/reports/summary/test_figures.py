@@ -21,6 +21,8 @@ from gputui.store.metrics.stored_lines import StoredLine
 from gputui.store.run_states import RunState
 from gputui.store.runs import Run
 
+NAN = math.nan
+
 
 def facts(run_id: str = "net-1", on: int = 1, *, created_at: float = 100.0, like: str = "net", **more: Any) -> RunFacts:
     """A run of which nothing is known but what is given."""
@@ -54,6 +56,27 @@ def lines(number: int, first: int, *rows: dict[str, Any]) -> list[StoredLine]:
 
 def nothing_expected(*_: object) -> None:
     return None
+
+
+def told(step: float, speed: float | None, comm: float | None = None, data: float | None = None) -> Measured:
+    return Measured(step_seconds=spread([(step, 3)]), samples_per_second=speed, comm_share=comm, data_share=data)
+
+
+def epochs(*losses: float) -> RunFacts:
+    return learned(epochs=tuple(EpochLoss(number, loss, 5) for number, loss in enumerate(losses)))
+
+
+def norms(*values: float, bad: int = 0, scaled: bool = False) -> RunFacts:
+    norms = spread((value, 1) for value in values)
+    return learned(gradient_norm=norms, gradients_not_finite=bad, scales_loss=scaled)
+
+
+def rate(percent: float) -> RunFacts:
+    return learned(rate=RateCheck(percent, 7))
+
+
+def gap(held_out: float, train: float) -> RunFacts:
+    return learned(validation=Validation(9, held_out, train))
 
 
 def test_spread_is_nearest_rank_and_leaves_out_what_is_no_number() -> None:
@@ -137,10 +160,6 @@ def test_scaling_compares_the_newest_run_of_each_number_of_gpus() -> None:
     assert efficiency_of("one", [group]) is None and efficiency_of("other", [group]) is None
 
 
-def told(step: float, speed: float | None, comm: float | None = None, data: float | None = None) -> Measured:
-    return Measured(step_seconds=spread([(step, 3)]), samples_per_second=speed, comm_share=comm, data_share=data)
-
-
 def test_speed_up_efficiency_and_where_time_went() -> None:
     rows = scaling_rows([
         facts("x4", 4, measured=told(0.16, 250.0, comm=0.25, data=0.05)),
@@ -164,26 +183,6 @@ def test_what_is_not_told_is_unknown() -> None:
 
 
 # --- gates
-
-
-NAN = math.nan
-
-
-def epochs(*losses: float) -> RunFacts:
-    return learned(epochs=tuple(EpochLoss(number, loss, 5) for number, loss in enumerate(losses)))
-
-
-def norms(*values: float, bad: int = 0, scaled: bool = False) -> RunFacts:
-    norms = spread((value, 1) for value in values)
-    return learned(gradient_norm=norms, gradients_not_finite=bad, scales_loss=scaled)
-
-
-def rate(percent: float) -> RunFacts:
-    return learned(rate=RateCheck(percent, 7))
-
-
-def gap(held_out: float, train: float) -> RunFacts:
-    return learned(validation=Validation(9, held_out, train))
 
 
 def test_gate() -> None:
