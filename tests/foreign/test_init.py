@@ -75,6 +75,10 @@ CASES: dict[str, tuple[str, tuple[str, ...], str | None, dict[str, Any]]] = {
 }  # fmt: skip
 
 
+def gputui(folder: Path, *arguments: str) -> Any:
+    return forkserver.run(["gputui", "--home", str(folder / "home"), *arguments], cwd=folder, timeout=60)
+
+
 @table("case", CASES)
 def test_what_is_recognised(tmp_path: Path, case: str) -> None:
     name, arguments, preset, expected = CASES[case]
@@ -89,10 +93,6 @@ def test_what_is_recognised(tmp_path: Path, case: str) -> None:
         "checkpoints": None if checkpoints is None else (checkpoints.dir, checkpoints.pattern, checkpoints.resume),
     }
     assert {key: values[key] for key in expected} == expected
-
-
-def gputui(folder: Path, *arguments: str) -> Any:
-    return forkserver.run(["gputui", "--home", str(folder / "home"), *arguments], cwd=folder, timeout=60)
 
 
 def test_nothing_is_overwritten(tmp_path: Path) -> None:
