@@ -8,6 +8,8 @@ from textwrap import dedent
 from tests.tables import table
 from tools.style import conditionals, problems
 
+FIELDS = "".join(f"    field_{number}: int\n" for number in range(6))
+
 
 def lines_of(text: str) -> list[int]:
     """The lines of the problems of a module."""
@@ -60,9 +62,6 @@ def test_values_are_unpacked_and_exchanged_in_one_statement(statement: str) -> N
 
 def test_commands_have_as_many_options_as_people_need() -> None:
     assert list(problems("def command(a, b, c, d, e, f, g): pass", has_commands=True)) == []
-
-
-FIELDS = "".join(f"    field_{number}: int\n" for number in range(6))
 
 
 def test_a_record_of_many_fields_explains_them() -> None:
