@@ -30,14 +30,14 @@ T = TypeVar("T")
 
 LONGEST_PAUSE_SECONDS = 0.06
 
-# What is said of the developer's own terminal; workers of xdist have a size in their environment as well.
+# Variables that describe the developer's terminal; xdist sets the size of one for its workers as well.
 OF_THE_TERMINAL = ("NO_COLOR", "COLORTERM", "SSH_CONNECTION", "COLUMNS", "LINES")
 
 # Hundreds of processes are started: each would compile all over again what is not kept.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
-# Under nohup it is ignored, by all that the tests start too, and some of them hang up.
+# nohup makes every process of the tests ignore SIGHUP, and some tests send it.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
@@ -211,5 +211,5 @@ def wait_until(look: Callable[[], T | None], timeout_seconds: float = 60.0, what
         if time.monotonic() > deadline:
             pytest.fail(f"{what} did not happen within {timeout_seconds} s")
         time.sleep(pause)
-        # Who looks all the time takes the processor from what it waits for.
+        # Polling without a pause takes the processor from the process that is waited for.
         pause = min(pause * 1.2, LONGEST_PAUSE_SECONDS)

@@ -191,7 +191,7 @@ def _become(request: dict[str, Any], streams: list[int]) -> list[str]:
     """Make of this fork the process that was asked for."""
     if request["session"]:
         os.setsid()
-    # None of the numbers that came is among the first three: the server's own are open.
+    # The descriptors received are all above 2, because the server's own three are open.
     for number, fd in enumerate(streams):
         os.dup2(fd, number)
     os.closerange(3, 1 << 16)
@@ -216,7 +216,7 @@ def _stream(fd: int, mode: str, errors: str = "strict", line_buffering: bool = F
 def main() -> None:
     connection = socket.socket(fileno=int(sys.argv[1]))
     importlib.import_module(sys.argv[2])
-    # Nothing of it is garbage, and nobody is to look for some.
+    # The imported modules are no garbage: freezing them keeps collections short.
     gc.collect()
     gc.freeze()
     arguments = serve(connection)

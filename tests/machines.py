@@ -102,7 +102,7 @@ class Machine:
     def call(self, *arguments: str, timeout: float = COMMAND_SECONDS) -> subprocess.CompletedProcess[str]:
         """Run a command to its end."""
         if "--record" in arguments:
-            # As an agent it is found by its command line, which a fork does not have.
+            # The agent is recognised by its command line, which a forked process lacks.
             with self.start(*arguments) as process:
                 output, errors = process.communicate(timeout=timeout)
             return subprocess.CompletedProcess(arguments, process.returncode, output, errors)

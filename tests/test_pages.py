@@ -97,7 +97,7 @@ def test_the_demo_shows_at_its_start_what_gputui_is_for(home: Workspace) -> None
         recent = [incident.at for incident in read_incidents(connection, "vit-b16-3")]
         assert [study.state for study in read_studies(connection)] == ["finished"]
     assert len(recent) == 2 and recent[-1] > NOW - 600
-    # The other one recovers before the eyes of the reader.
+    # The second run recovers while the reader looks at the page.
     continuation = Continuation.take(home.run_dir("gpt2-124m-2"))
     assert continuation is not None and continuation.fails_at is not None
     assert 10 < (continuation.fails_at - continuation.step) * MODELS["gpt2-124m"].step_seconds(128) < 20

@@ -35,7 +35,7 @@ def test_what_can_be_asked(value: object, selection: Selection) -> None:
     [
         ("1", (1,)), ("3, 0", (3, 0)), (UUIDS[2], (UUIDS[2],)),
         (f"GPU-00000001,{UUIDS[0]}", ("GPU-00000001", UUIDS[0])),
-        # As for CUDA, nothing after an entry that is no GPU counts.
+        # CUDA ignores every entry after the first one that names no GPU.
         ("", ()), ("-1", ()), ("NoDevFiles", ()), ("2,-1,0", (2,)),
     ],
 )  # fmt: skip

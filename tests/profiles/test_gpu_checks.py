@@ -134,13 +134,13 @@ class TestGpus:
 @table(
     ("runs", "expected"),
     [
-        # The same batch size: the largest peak seen. Between two others: on their line.
+        # A recorded batch size: its largest peak. Between two recorded ones: on the line through them.
         ([past("a", 64, 40), past("b", 64, 42), past("c", 32, 22)], Expectation(42 * GIB, 3, is_scaled=False)),
         ([past("a", 32, 22), past("b", 128, 70)], Expectation(38 * GIB, 2, is_scaled=True)),
-        # One other batch size is an upper bound.
+        # A single recorded batch size that is larger gives an upper bound.
         ([past("a", 32, 22)], Expectation(44 * GIB, 1, is_scaled=True)),
         ([past("a", 128, 30)], Expectation(30 * GIB, 1, is_scaled=True)),
-        # Another model tells nothing, another rate or length does.
+        # Runs of another model do not count; runs with another learning rate or length do.
         ([past("a", 64, 40, layers=24)], None),
         ([past("a", 64, 40, steps=7, lr=9.0)], Expectation(40 * GIB, 1, is_scaled=False)),
     ],
@@ -183,7 +183,7 @@ def test_free_ones_in_the_order_of_their_indices() -> None:
 @table(
     ("changes", "order"),
     [
-        # Empty ones first, then well ones, then cool ones; what is broken or occupied never.
+        # Empty GPUs come first, then healthy ones, then cool ones; broken or occupied ones are never chosen.
         ({"sample": {0: of(0, 71), 1: of(1, 55), 2: of(2, 49)}}, [2, 3, 1, 0]),
         ({"sample": {0: of(0, 88)}, "slow": {1: GpuSlowSample("GPU-1", row_remap_pending=True)}}, [2, 3, 1, 0]),
         ({"sample": {0: of(0, 30, 0.5, "hardware thermal"), 1: of(1, 30, 0.5, "power cap")}}, [1, 2, 3, 0]),

@@ -97,7 +97,7 @@ def test_a_good_run_passes_everything(spec: RunSpec, tmp_path: Path) -> None:
 
 COMMAND = {"launcher": "command", "python": None}
 DATA = {"train_file": "", "output_dir": "out", "eval_path": "s3://bucket/x", "data": "digits"}
-# name, status, what is changed of the good run, words of the detail and the remedy
+# check, status, changes to the good run, phrases of the detail and the remedy
 CHECKS: list[tuple[str, str, dict[str, Any], tuple[str, ...]]] = [
     ("program", "fail", {"program": ("{tmp}/trian.py",)}, ("{tmp}/trian.py does not exist", "did you mean train.py?")),
     ("program", "fail", {"program": ("/gone/train.py",)}, ()),
@@ -201,7 +201,7 @@ class TestProbe:
         torch = check_interpreter(spec, os.environ)[1]
         assert (torch.status, torch.detail) == (status, detail)
         assert check_interpreter(spec, os.environ, simulated_gpus=True)[1].status == "pass"
-        # A program of launcher python need not use the torch that happens to be there.
+        # A program of launcher python may not use torch even if it is installed.
         alone = check_interpreter(replace(spec, launcher="python"), os.environ)[1]
         assert alone.status == ("warn" if status == "fail" else "pass")
 

@@ -231,7 +231,7 @@ def test_a_folder_with_other_yaml_has_only_its_profiles(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-# --- recovery: each mistake has its place
+# --- recovery
 
 
 @table(

@@ -131,7 +131,7 @@ def test_a_module_is_found_around_a_folder_of_profiles_or_where_gputui_is_instal
         module.mkdir(parents=True)
         (module / "__main__.py").touch()
     assert spec_of(project, "module: pkg.sub", file="profiles/x.yaml").workdir == str(project)
-    # Nothing is written beside an installed program; and another interpreter finds the module all the same.
+    # Nothing is written beside an installed program, and an interpreter other than gputui's finds the module too.
     site = tmp_path / "site-packages"
     shipped = site / "gputui" / "shipped_profiles"
     shipped.mkdir(parents=True)
@@ -152,9 +152,9 @@ def test_a_module_is_found_around_a_folder_of_profiles_or_where_gputui_is_instal
         ({"VIRTUAL_ENV": "gone", "CONDA_PREFIX": "conda", "PATH": OWN}, "conda/bin/python", "CONDA_PREFIX"),
         ({"VIRTUAL_ENV": "", "CONDA_PREFIX": "gone", "PATH": "gone:shims:conda/bin"}, "shims/python", "PATH"),
         ({"VIRTUAL_ENV": OWN.removesuffix("/bin"), "PATH": "shims"}, sys.executable, "VIRTUAL_ENV"),
-        # gputui's own, by each of its names.
+        # gputui's own interpreter, by each of its names.
         ({"PATH": OWN}, sys.executable, "gputui"), ({"PATH": "linked:gone"}, sys.executable, "gputui"),
-        # It comes first, as where the person has installed gputui beside their own packages.
+        # It is first on PATH, as where gputui is installed beside the person's own packages.
         ({"PATH": f"{OWN}:shims"}, sys.executable, "gputui"), ({"PATH": "linked:shims"}, sys.executable, "gputui"),
         ({"PATH": "three"}, "three/python3", "PATH"), ({"PATH": f"{OWN}:three"}, sys.executable, "gputui"),
         ({"PATH": "three:shims"}, "shims/python", "PATH"),
@@ -183,7 +183,7 @@ def test_the_trainer_runs_on_the_active_environment_or_on_gputuis_own(project: P
     environ = {"PATH": str(tmp_path / "shims")}
     spec = spec_of(project, "module: trainer", environ=environ)
     assert (spec.python, spec.python_origin) == (sys.executable, "trainer")
-    # A person's own package of that name is theirs.
+    # A package `trainer` in the person's folder takes precedence over gputui's.
     (project / "trainer.py").touch()
     assert spec_of(project, "module: trainer", environ=environ).python_origin == "PATH"
     (tmp_path / "active" / "bin").mkdir(parents=True)
@@ -220,7 +220,7 @@ def test_a_command_is_the_whole_command(project: Path) -> None:
         ("gpus: 2", None, 2, 2, None), ("gpus: [3, 1]", None, 2, 2, None), ("gpus: 2\nnproc: 4", None, 4, 2, None),
         ("gpus: 0", None, 1, 0, None), ("gpus: 0\nnproc: 2", None, 2, 0, None), ("gpus: 0\nnproc: 2", "3", 3, 3, None),
         ("gpus: 2", "0", 1, 0, None), ("gpus: 2", "all", 4, 4, None), ("gpus: 2\nlauncher: python", None, 1, 2, None),
-        # With how few GPUs recovery may go on.
+        # The least number of GPUs with which recovery may go on.
         ("gpus: 4\nmin_gpus: 2", "4", 4, 4, 2), ("gpus: 4\nmin_gpus: 2", "1", 1, 1, 1),
         ("gpus: 4\nmin_gpus: 2", "0", 1, 0, None),
     ],
@@ -246,7 +246,7 @@ def test_gpus_that_are_there_and_that_are_not(project: Path) -> None:
     [
         ("gpus: 1", "2,1", None, (UUIDS[2], UUIDS[1]), 2), ("gpus: 2", UUIDS[3], None, (UUIDS[3],), 1),
         ("gpus: [0]", "1", None, (UUIDS[1],), 1), ("gpus: 2", "", None, (), 0), ("gpus: all", "-1", None, (), 0),
-        # What is given at the launch beats it, and a profile of CPU runs stays one.
+        # The number at the launch beats the variable, and a profile with `gpus: 0` keeps running on the CPU.
         ("gpus: 1", "2", "0,", (UUIDS[0],), 1), ("gpus: 1", "2", "2", (), 2), ("gpus: 0", "2", None, (), 0),
     ],
 )  # fmt: skip

@@ -43,7 +43,7 @@ FULL: dict[str, Any] = {
     "env": {"A": "1"},
     "grace_seconds": 5.0,
 }
-# What is not in FULL.
+# Keys that FULL lacks.
 REST: dict[str, Any] = {
     "params": {"lr": 0.1, "model": "a"},
     "gpus": GpuRequest(2, memory_bytes=10 << 30, min_count=1, beside_desktop=True),
@@ -131,7 +131,7 @@ def test_a_text_stays_a_text(text: str) -> None:
 
 
 CHANGES: list[tuple[list[Attempt], list[DecisionView], dict[str, Scalar], dict[str, Scalar], int]] = [
-    # attempts, decisions, the last parameters; those that were asked for, and the number of remarks
+    # attempts, decisions, last parameters; the parameters of the saved profile, the number of its remarks
     ([attempt(1, bs=8, lr=0.1)], [], {"bs": 8, "lr": 0.1}, {"bs": 8, "lr": 0.1}, 0),
     ([attempt(1, bs=8, lr=0.1)], [decision(1, "retry", bs=4)], {"bs": 4, "lr": 0.1}, {"bs": 8, "lr": 0.1}, 1),
     ([attempt(1, bs=8, lr=0.1), attempt(2, bs=4, lr=0.1)], [decision(1, "retry", bs=4), decision(2, "retry", bs=2)],
@@ -184,7 +184,7 @@ def test_secrets_and_what_was_learned() -> None:
 
 
 SECRETS: list[tuple[dict[str, Any], list[str], str]] = [
-    # the fields as they are stored, the filled command line, and the places that are named
+    # stored fields, the filled command line, the places where problems are reported
     ({"program": ("env", f"HF_TOKEN={REDACTED}", "train")}, ["env", "HF_TOKEN=x", "train"], "params.HF_TOKEN"),
     ({"program": ("train",), "args": ("--api-key", REDACTED, f"--hub-token={REDACTED}", "--lr", "{lr}")},
      ["train", "--api-key", "x", "--hub-token=x", "--lr", "0.1"], "params.api_key, params.hub_token"),

@@ -11,7 +11,7 @@ from tests.tables import table
 
 
 def survey(folder: Path, text: str) -> Survey:
-    # A byte order mark, as editors of Windows write it.
+    # Editors on Windows write a byte order mark.
     (folder / "a.py").write_text(f"\ufeff{text}")
     return survey_script(folder / "a.py")
 

@@ -72,7 +72,7 @@ class StudyHome(Home):
         idle = 0
         for _ in range(turns):
             self.process.turn()
-            # A verdict is one turn, what follows from it the next.
+            # Judging a trial takes one turn, acting on the verdict the next.
             idle = 0 if self.carry_out() else idle + 1
             if idle == 3:
                 break

@@ -290,7 +290,7 @@ def test_what_was_cut_short_runs_to_the_end_where_it_is_among_the_best() -> None
     assert trials_to_rerun(study(rerun=0), done, reached) == ()
     upwards = study(rerun=2, objectives=(Objective("accuracy", "maximize"),))
     assert trials_to_rerun(upwards, done, reached) == (4,)
-    # Once each, and never more than so many.
+    # Each of the best trials is continued once, and no more than `rerun` of them.
     again = trial(5, TrialState.COMPLETE, origin="rerun", parent=3, values=(0.8,))
     assert trials_to_rerun(study(rerun=2), [*done, again], reached) == (2,)
     third = trial(6, TrialState.COMPLETE, origin="rerun", parent=2)

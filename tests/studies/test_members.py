@@ -104,7 +104,7 @@ def test_a_population_that_never_exchanged_anything_says_so_at_its_end(home: Stu
 
 def test_what_a_member_reached_before_it_left_its_training_counts_no_more(home: StudyHome) -> None:
     pass_milestone(home, 1)
-    # It is ahead of the others when the milestone is decided.
+    # Trial 3 is ahead of the others when the milestone is decided.
     for step in (20, 30):
         home.report(3, step, 0.9)
     home.process.turn()
@@ -159,7 +159,7 @@ def test_a_member_that_has_ended_is_compared_and_gives(home: StudyHome) -> None:
     home.process.turn()
     assert home.states() == ["complete", "running", "running", "stopping"]
     assert home.trial(3).population["exploit"]["donor"] == 0
-    # What it saved at its very end leaves nothing to train.
+    # A checkpoint of the last step leaves nothing to train, so the checkpoint before it is given.
     assert "step_10.pt" in home.trial(3).population["exploit"]["from"]
 
 

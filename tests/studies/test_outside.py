@@ -305,7 +305,7 @@ def test_a_trial_that_was_stopped_ends_once_its_study_goes_on_without_it(begin: 
     home.work()
     home.ask("study_stop")
     home.work()
-    assert outside(home).trials[0].state.name == "RUNNING"  # it may continue
+    assert outside(home).trials[0].state.name == "RUNNING"  # its run may continue, so Optuna has no final state yet
     home.ask("study_extend", trials=1)
     home.restart()
     home.work()

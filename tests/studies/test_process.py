@@ -95,7 +95,7 @@ def hold(lab: Machine, number: int | None) -> None:
     if number is None:
         file.unlink()
         return
-    # The script never reads half of it.
+    # Renaming makes sure that the script never reads half of the file.
     file.with_suffix(".new").write_text(str(number))
     file.with_suffix(".new").rename(file)
 

@@ -102,7 +102,7 @@ def test_a_process_ends_when_its_database_was_replaced(workspace: Workspace, mon
     open_store(workspace.database).close()
     backup = workspace.database.with_suffix(".backup")
     backup.write_bytes(workspace.database.read_bytes())
-    # The agent has replaced it too, and is there.
+    # By then the agent has put the backup in place, and it lives.
     monkeypatch.setattr(studies_main, "AGENT_SECONDS", 0.0)
     monkeypatch.setattr(studies_main, "read_identity", lambda _: backup.exists() and backup.replace(workspace.database))
     monkeypatch.setattr(studies_main.StudyProcess, "turn", lambda _: True)

@@ -63,7 +63,7 @@ def lab(machine: Machine) -> Machine:
 def end(lab: Machine, trial: int | None = None, attempt: int = 1, how: str = "well") -> None:
     """One attempt of a trial ends, or all of all trials do."""
     file = lab.folder / ("end" if trial is None else f"end-{trial}-{attempt}")
-    # The script never reads half of it.
+    # Renaming makes sure that the script never reads half of the file.
     file.with_suffix(".new").write_text(how)
     file.with_suffix(".new").rename(file)
 
@@ -107,12 +107,12 @@ def test_two_trials_share_a_gpu_also_when_the_agent_was_killed_between(lab: Mach
     lab.kill_agent()
     assert held_by(lab) is not None
     end(lab, 0)
-    # The agent that follows finds one that ended and one that lives, and lets the next one join it.
+    # The next agent finds one ended trial and one live trial, and places the next trial beside the live one.
     lab.gputui("agent", "start")
     wait_for(lab, 1, 2)
     assert held_by(lab) is not None
     assert lab.rows("SELECT count(*), count(DISTINCT gpu_uuid) FROM leases") == [(2, 1)]
-    # A person's run gets the GPU next, alone.
+    # A run of a person gets the GPU next, without sharing it.
     lab.gputui("run", lab.profile(), "--gpus", "1", "--set", "steps=3")
     wait_until(lambda: lab.state("steps-1") == "queued", WAIT_SECONDS, "the run in the queue")
     end(lab, 1)
@@ -128,7 +128,7 @@ def test_two_trials_share_a_gpu_also_when_the_agent_was_killed_between(lab: Mach
     assert lab.rows("SELECT count(*) FROM incidents") == [(0,)]
     wait_until(lambda: not lab.rows("SELECT * FROM leases"), WAIT_SECONDS, "the end of every lease")
     assert held_by(lab) is None
-    # What they shared counts once, and half for each.
+    # The shared time of the GPU counts once, half of it for each trial.
     (study,) = lab.json("study", "list")
     trials = [run_id for (run_id,) in lab.rows("SELECT run_id FROM runs WHERE trial NOTNULL")]
     hours = [lab.json("show", run_id)["gpu_hours"] for run_id in trials]

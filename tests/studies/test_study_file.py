@@ -318,7 +318,7 @@ def test_members_of_the_shipped_population_have_a_value_and_a_checkpoint_at_each
         assert spec.pbt.every % int(str(spec.params[name])) == 0
     assert int(str(spec.params["steps"])) % spec.pbt.every == 0
     assert spec.pbt.members * spec.gpus_per_trial == study.profile.form.gpus.count
-    # As many tokens a step as the profile has on all its GPUs.
+    # A member alone takes as many tokens a step as the profile does on all its GPUs.
     assert spec.params["grad_accum"] == int(str(defaults["grad_accum"])) * spec.pbt.members
     assert {"lr", "weight_decay"} == set(spec.tuned) and spec.params["schedule"] == "constant"
 

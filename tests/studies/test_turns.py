@@ -98,7 +98,7 @@ def test_rungs_that_pass_between_two_looks_are_all_kept_and_judged(begin: Begin)
     assert rungs == [(1, 9, 0.9), (2, 19, 0.5), (3, 29, 0.5), (4, 39, 0.5)]
     finish(home, 0)
     home.process.turn()
-    # No process lives while the other passes four rungs, of which the second is the first bad one.
+    # While no study process lives, the trial passes four rungs; the second is the first at which it is pruned.
     home.restart()
     for step in range(40):
         home.report(1, step, 0.8)

@@ -12,7 +12,7 @@ from typing import Any
 CHATS = Path(__file__).parent / "data" / "instructions.jsonl"
 CONTEXT = 64  # of the tokens that tests prepare from them
 
-# As SmolLM's instruct models have it.
+# The chat template of SmolLM's instruct models.
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n'}}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"

@@ -27,10 +27,10 @@ from trainer.world import World
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# From the moment a rank has taken a call; until then its server imports torch, for which a crowded machine takes long.
+# Counted from when a rank has taken a call: before that its server imports torch, which is slow on a crowded machine.
 PATIENCE_SECONDS = 300.0
 START_SECONDS = 400.0
-# How long a rank waits for the others in one exchange: less, so that it is the ranks that report a deadlock.
+# How long a rank waits in one exchange. It is shorter than the limit of a call, so that the ranks report a deadlock.
 EXCHANGE_SECONDS = 120
 
 
@@ -91,7 +91,7 @@ class Ranks:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # Ranks that nobody talks to any more end by themselves, so that what was measured of them is written.
+        # Ranks end by themselves when the pipe closes, so that their coverage data is written.
         for pipe in self._pipes:
             pipe.close()
         for process in self._processes:
@@ -111,7 +111,7 @@ class Ranks:
             )
             theirs.close()
             self._processes.append(process)
-            # By this key processes hand tensors to each other.
+            # Processes authenticate with this key when they exchange tensors.
             ours.send_bytes(bytes(current_process().authkey))
             self._pipes.append(ours)
 

@@ -49,7 +49,7 @@ def test_the_search_is_within_an_eighth_and_never_runs_out(
     with contextlib.suppress(TrainerError):
         batch_size = find_batch(probe, limit, ALONE)
     best = min(limit, int((USABLE * total - base) // per_sample))
-    # The first sample, and without a base the second, have to be tried before anything is known.
+    # A forecast needs a trial with one sample and, where the memory without a batch is unknown, one with two.
     blind = 1 if base_known and base else 2
     assert all(size <= max(best, blind) for size in tried)
     assert len(tried) <= 17 and len(set(tried)) == len(tried)
@@ -61,7 +61,7 @@ def test_running_out_halves_the_gap() -> None:
 
     def probe(size: int) -> Probe | None:
         tried.append(size)
-        # Nothing can be forecast: memory seems not to depend on the batch.
+        # Memory does not grow with the batch, so nothing can be forecast.
         return None if size > 20 else Probe(GIB, 100 * GIB)
 
     assert find_batch(probe, 64, ALONE) == 20

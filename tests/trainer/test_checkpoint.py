@@ -137,7 +137,7 @@ def test_the_hash_is_durable_before_the_file_gets_its_name(folder: Path, monkeyp
     write({"a": 1}, path)
     log.clear()
     write({"a": 2}, path)
-    # Both hashes, the file, its own hash alone; each on disk before the next.
+    # The order of writing: both hashes, the file, the hash of the new file alone; each is on disk before the next.
     assert log == ["best_model.pt.sha256", "folder", "best_model.pt", "folder", "best_model.pt.sha256", "folder"]
 
 
@@ -145,7 +145,7 @@ def test_random_state_round_trip(folder: Path) -> None:
     def draw() -> tuple[float, float, list[float]]:
         return random.random(), float(np.random.rand()), torch.rand(3).tolist()
 
-    np.random.standard_normal()  # leaves half a pair of normal numbers behind
+    np.random.standard_normal()  # numpy draws normal numbers in pairs and keeps the second in its state
     path = save(folder, 1, random=[checkpoints.random_state(CPU)])
     first = draw(), np.random.standard_normal()
     checkpoints.restore_random_state(checkpoints.load(path)["random"][0], CPU)
@@ -182,7 +182,7 @@ def test_a_copy_has_the_same_values_and_shares_memory_where_equal_tensors_do(cop
     live = tensors_of(state)
     expected = [tensor.detach().clone() for tensor in live]
     snapshot = HostBuffers().take(state, copy=copy)
-    if copy:  # training goes on
+    if copy:  # training overwrites the state while the copy is being written
         with torch.no_grad():
             for tensor in live:
                 tensor.zero_()

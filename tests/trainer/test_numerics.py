@@ -32,7 +32,7 @@ from trainer.world import World
 STEADY = ("--schedule", "constant", "--warmup-steps", "0", "--validate-every", "0", "--validate-samples", "2")
 GPT2 = json.dumps({"n_embd": 32, "n_layer": 2, "n_head": 2})
 CHATS_MODEL = json.dumps(LLAMA | {"num_key_value_heads": 2})
-# of chats, in a step of all ranks together
+# rows of chats in one step, over all ranks and micro batches
 ROWS = 6
 STEPS = 6
 CHATS = (*STEADY, "--task", "lm", "--data", "tokens", "--context", str(CONTEXT), "--device", "cpu", "--seed", "3")

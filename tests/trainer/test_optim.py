@@ -30,7 +30,7 @@ def optimizer_for(model: nn.Module, **settings: Any) -> torch.optim.Optimizer:
     return build_optimizer(model.named_parameters(), Settings(**settings))
 
 
-HEIGHTS = [0.8, 0.6, 0.4, 0.2]  # a 25th, 4, 9 and 16 of 25 decaying steps done, less their roots
+HEIGHTS = [0.8, 0.6, 0.4, 0.2]  # 1 - sqrt(n / 25) after 1, 4, 9 and 16 of 25 decaying steps
 
 
 class Stack(nn.Module):

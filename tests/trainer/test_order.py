@@ -68,7 +68,7 @@ def test_each_epoch_holds_every_sample_once_however_readers_and_batches_change(
     indices += order.indices(position, end, deals).tolist()
     for epoch in range(len(indices) // order.size):
         assert sorted(indices[epoch * order.size : (epoch + 1) * order.size]) == list(range(order.size))
-    # A resumed run knows the last deals alone; and whoever reads a part of it reads the same.
+    # A resumed run knows the last deals only, and a reader of a part gets the same indices.
     assert redealt(deals, order.size, position, *dealt[-1][:2])[-1] == deals[-1]
     for at in range(position, position + end, max(1, end // 20)):
         resumed = redealt(deals, order.size, position, *dealt[-1][:2])
@@ -93,5 +93,5 @@ def test_an_epoch_begins_with_the_last_deal_and_forgets_those_before() -> None:
     assert deals == (Deal(0, 4, 8), Deal(32, 4, 6))
     assert redealt(deals, 100, 98, 2, 6) == (*deals, Deal(98, 2, 6))
     assert redealt(deals, 100, 32 + 24 * 6, 2, 6) == (Deal(32, 4, 6), Deal(176, 2, 6))
-    # A batch that did not fit: what it would have been dealt was never taken.
+    # The batch did not fit into memory, so none of its samples count as taken.
     assert redealt(deals, 100, 32, 4, 3) == (Deal(0, 4, 8), Deal(32, 4, 3))

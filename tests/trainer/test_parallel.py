@@ -167,7 +167,7 @@ def test_state_that_does_not_fit_is_refused(two_ranks: Ranks) -> None:
         "KeyError: the optimizer's state has parameters that the model does not have: other",
     ]
     for way in ("ddp", "zero1", "fsdp"):
-        # On all ranks alike, also on those that have no share of the parameter.
+        # Every rank refuses it, also one that holds no shard of the parameter.
         assert two_ranks.run(checks.load_errors, **STATEFUL[way]) == [said, said], way
         # Parameters without a state start without.
         assert two_ranks.run(checks.optimizer_kept_and_forgotten, **STATEFUL[way]) == [({"enter.weight"}, set())] * 2

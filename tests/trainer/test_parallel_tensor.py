@@ -79,7 +79,7 @@ def test_ranks_drop_different_activations_of_their_own_parts_and_the_same_of_all
     (inside, outside), (other_inside, other_outside) = two_ranks.run(checks.draws, 0.5)
     assert outside == other_outside and len(outside) == 2
     assert not set(inside) & set(other_inside) and len(set(inside)) == 4
-    # And the same again, as a resumed or a recomputed step needs them.
+    # A second pass gives the same gradients, as a resumed or recomputed step needs.
     assert two_ranks.run(checks.draws, 0.5)[0] == (inside, outside)
     (inside, outside), (other_inside, other_outside) = two_ranks.run(checks.draws, 0.0)
     assert (inside, outside) == (other_inside, other_outside)

@@ -77,7 +77,7 @@ def test_only_the_assistants_words_and_the_end_of_its_turn_are_learnt(tmp_path: 
         answers = [message["content"] for message in row["messages"] if message["role"] == "assistant"]
         assert decoded(tokenizer, encoded.tokens[encoded.learn]) == "".join(answer + end for answer in answers)
         assert decoded(tokenizer, encoded.tokens) == tokenizer.rendered(row["messages"])
-        # What a model is asked with is what it was trained to answer to.
+        # The prompt at inference equals the prompt in training.
         prompt = tokenizer.prompt(row["messages"][:-1])
         assert encoded.tokens[: len(prompt)].tolist() == prompt and encoded.learn[len(prompt)]
 
@@ -118,7 +118,7 @@ def test_every_document_is_in_one_row_and_rows_are_not_too_long(lengths: list[in
     assert sorted(number for row in rows for number in row) == list(range(len(lengths)))
     used = [sum(lengths[number] for number in row) for row in rows]
     assert all(0 < tokens <= 17 for tokens in used)
-    # Best fit leaves no two rows of which one would fit into the other's room.
+    # With best fit, no row fits into the free room of another.
     assert sum(1 for tokens in used if tokens <= 8) <= 1
 
 

@@ -131,7 +131,7 @@ def is_trained(name: str, output: Path) -> bool:
     assert [line["step"] for line in lines] == list(range(1, steps + 1))
     assert all(math.isfinite(line["loss"]) and line["samples_per_s"] > 0 for line in lines)
     assert math.isfinite(events(output, "end")[0]["test_loss"])
-    # A checkpoint where the profile says that they are.
+    # The checkpoint lies where the profile looks for checkpoints.
     last = max((output / "checkpoints").glob(read(name)["checkpoints"]["pattern"]))
     state = load(last)
     assert state["step"] == steps and state["config"]["model"] == params(name).get("model", "auto")

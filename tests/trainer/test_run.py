@@ -93,7 +93,7 @@ def test_phases_follow_each_other_with_settings_of_their_own(phased: Path) -> No
     steps = step_lines(phased)
     assert [line["step"] for line in steps] == list(range(1, 17))
     assert [line["phase"] for line in steps] == ["cold"] * 4 + ["warm"] * 6 + ["alone"] * 3 + ["spread"] * 3
-    # 8 x 2 of two ranks, 4 x 4 of two, 8 x 2 of one, and of two again.
+    # Batch x accumulation: 8 x 2 on two ranks, 4 x 4 on two, 8 x 2 on one, 8 x 2 on two again.
     samples = [0, *(line["samples"] for line in steps)]
     assert [after - before for before, after in itertools.pairwise(samples)] == [32] * 10 + [16] * 3 + [32] * 3
     first_rate = settings().lr / settings(*PHASED).warmup_steps  # each phase has a warm-up of its own
@@ -137,7 +137,9 @@ def test_a_checkpoint_of_any_kind_goes_on_in_one_process_without_a_jump(
 ) -> None:
     two_ranks.run(train_and_crash, tmp_path, 26, *COMMON, *flags)
     saved = max(step for step in (12, 24) if f"step_{step:08d}.pt" in checkpoints(tmp_path))
-    assert saved == 24 or "--async-checkpoints" in flags  # which skips one while another is still being written
+    assert (
+        saved == 24 or "--async-checkpoints" in flags
+    )  # asynchronous saving skips a checkpoint while the one before is being written
     whole = ("--batch-size", "16", "--resume", "auto")  # the two ranks' batches in one
     assert train(tmp_path, *COMMON, *whole) == 0
     [resume] = events(tmp_path, "resume")

@@ -108,7 +108,7 @@ def test_a_loss_in_chunks_is_the_same_and_keeps_no_copy_of_the_logits(chunk: int
         torch.allclose(gradient, reference, rtol=1e-2, atol=1e-4)
         for gradient, reference in zip(others, gradients, strict=True)
     )
-    # What it learns from in backward: the logarithms of all probabilities.
+    # The backward pass needs the log-probabilities of all tokens.
     assert (size, kept_in_chunks) == (2 * 6 * 32 * 4, 0)
 
 
@@ -152,7 +152,7 @@ def test_hidden_tokens_are_masked_replaced_or_kept_eight_to_one_to_one() -> None
     is_mask = inputs == VOCABULARY
     is_kept = inputs == targets
     assert float(is_mask.float().mean()) == pytest.approx(0.8, abs=0.015)
-    # One in VOCABULARY of the random tokens is the right one.
+    # A random token equals the target once in VOCABULARY draws.
     assert float(is_kept.float().mean()) == pytest.approx(0.1 + 0.1 / VOCABULARY, abs=0.012)
     replaced = inputs[~is_mask & ~is_kept]
     assert replaced.unique().tolist() == list(range(VOCABULARY))

@@ -99,7 +99,7 @@ def test_verdicts_are_written_at_their_interval_and_said_when_they_change(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     telemetry = Telemetry(make(folder, bottleneck_every=2), ALONE)
-    for step, data in enumerate((9.0, 0.5, 0.6, 0.6, 0.0, 0.0), start=1):  # the first step starts up
+    for step, data in enumerate((9.0, 0.5, 0.6, 0.6, 0.0, 0.0), start=1):  # the first step includes the start-up
         telemetry.rank_timings(step, StepDurations(1.0, data))
         telemetry.bottleneck(step)
     telemetry.bottleneck(8)  # no steps since the last one

@@ -87,7 +87,7 @@ def test_tensorboard(home: Home, tmp_path: Path) -> None:
     assert write(home, "tensorboard", tmp_path / "board") == 4
     read = EventAccumulator(str(tmp_path / "board")).Reload()
     losses = read.Scalars("loss")
-    # The second attempt began with step 2: what the first wrote there is discarded.
+    # The second attempt began with step 2, so the first attempt's lines from there on are discarded.
     assert [(event.step, event.value) for event in losses] == [(1, 2.0), (2, 1.5)]
     assert losses[1].wall_time == pytest.approx(NOW + 9.5)
     assert read.Scalars("rank1/step_time")[0].value == 0.25

@@ -100,7 +100,7 @@ def test_a_run_as_it_grows_written_by_one_only(home: Home, tmp_path: Path) -> No
     clock = Clock(look, lambda: steps(home, 1, 4, 6), *idle, look, lambda: home.end_run("net-1", "succeeded", -50))
     follower(home, "jsonl", target, clock).run()
     assert histories == [[1, 2, 3], [1, 2, 3, 4, 5, 6]]
-    # It ended by itself, and one that is started once more has nothing to do.
+    # The follower ended by itself, and another one has nothing left to write.
     before = target.read_bytes()
     assert follower(home, "jsonl", target).run() == 0
     assert before == target.read_bytes()
@@ -178,7 +178,7 @@ def test_an_attempt_that_repeats_steps_and_the_story_between(home: Home, tmp_pat
     doubled = [*((1, step) for step in range(1, 6)), *((2, step) for step in range(4, 8))]
     for form in FILES:
         follower(home, form, tmp_path / form).run()
-        # TensorBoard discards what was done again.
+        # TensorBoard's files drop the steps that a later attempt repeats.
         once = [(0, step) for step in range(1, 8)]
         assert written_steps(form, tmp_path / form) == (once if form == "tensorboard" else doubled)
     lines = [json.loads(line) for line in (tmp_path / "jsonl").read_text().splitlines()]

@@ -67,7 +67,7 @@ def test_each_table_holds_the_run_alone_and_every_key_leads_somewhere(home: Home
         ("kind, key, message FROM events WHERE key IS NOT NULL",
          [("sink_failed", "csv", "no answer of https://me:[redacted]@host")]),
         ("count(*) >= 2 FROM incidents JOIN decisions USING (incident_id)", [(1,)]),
-        ("attempt, modified_at FROM checkpoints", [(None, 5.0)]),  # of no attempt that is there
+        ("attempt, modified_at FROM checkpoints", [(None, 5.0)]),  # its attempt is not in the store
         ("typeof(value), value FROM params WHERE attempt = 2 AND name = 'lr'", [("integer", 1)]),
     ):  # fmt: skip
         assert rows(target, f"SELECT {question}") == answer, question

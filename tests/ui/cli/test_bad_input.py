@@ -111,7 +111,7 @@ def test_what_cannot_run_here_is_refused_before_a_run_is_made(machine: Machine) 
 KILLED = ("policy", "try", "--incident", "killed")
 RUN = "vit-b16-1"
 REFUSED: list[tuple[tuple[str, ...], int, str]] = [
-    # the words, the exit code, and what the one line names
+    # arguments, exit code, what the line mentions
     (("frobnicate",), 2, "frobnicate"), (("rnu",), 2, "did you mean run?"), (("ps", "--nope"), 2, "--nope"),
     ((), 2, "terminal"), (("--duration", "3"), 2, "--record"), (("--once", "--demo"), 2, "do not go together"),
     (("--json",), 2, "--record and --once"), (("--at", "soon"), 2, "--once and gputui --record work without"),

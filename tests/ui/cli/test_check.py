@@ -48,7 +48,7 @@ def test_all_mistakes_are_named_at_once(workspace: Workspace, tmp_path: Path) ->
     assert mentions(pattern, "params.bs", "at least 9") and mentions(key, "not a regular expression", "names no metric")
     assert mentions(program, "ddpp.py", "ddp.py?")
     assert mentions(placeholders, "placeholders", "{lrr} in args", "{bs in args", "{lr} and {bs}?")
-    # What depends on a wrong key is not told.
+    # Problems that follow from a wrong key are not reported.
     (tmp_path / "a.yaml").write_text("script: 3\nparams: [lr]\nargs: --lr {lr}\n")
     assert len(refused(workspace, "check", "./a.yaml", code=2).splitlines()) == 2
     (tmp_path / "a.yaml").write_text("script: ddp.py\nparams: {lr: 1")

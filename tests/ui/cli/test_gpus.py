@@ -45,9 +45,9 @@ def test_gpus_tell_how_their_rank_does(home: Home, monkeypatch: pytest.MonkeyPat
     [
         ("ok", "nvml", 0.0, True),
         ("ok", "nvml", 3600.0, True),
-        ("ok", "nvml", -3600.0, False),  # its samples are those of the agent before
+        ("ok", "nvml", -3600.0, False),  # the samples are older than this agent
         ("starting", "nvml", -3600.0, False),
-        ("dead", "nvml", -3600.0, True),  # there will be none
+        ("dead", "nvml", -3600.0, True),  # an agent that is dead writes no newer ones
         ("starting", None, 3600.0, False),
     ],
 )

@@ -74,7 +74,7 @@ def test_a_failed_run_is_told_once_through_dying_agents(machine: Machine) -> Non
     )
     machine.gputui("run", machine.profile(), "--set", "steps=3", "--notify", "--wait")
     machine.gputui("run", machine.profile(), "--set", "fail_at=1", "--set", "steps=3", "--wait", code=None)
-    # The service is down: it is said, and tried again.
+    # The service is down: an event says so, and the message is sent again.
     delayed = "SELECT 1 FROM events WHERE kind = 'notice_delayed' AND key = 'json'"
     wait_until(lambda: machine.rows(delayed), what="the failure")
     machine.kill_agent()

@@ -61,7 +61,7 @@ def test_json_is_one_object_of_the_known_shapes(home: Home) -> None:
     assert (now["is_past"], then["is_past"]) == (False, True)
     runs = {run["id"]: run for run in now["runs"]}
     for run in shape(home.workspace, "ps"):
-        # A frame tells the size of no folder that was not measured before.
+        # `--once` measures no folder, so a size that was not measured before is absent.
         assert {**run, "size_bytes": None}.items() <= runs[run["id"]].items()
         shape_of_run = shape(home.workspace, "show", run["id"])
         assert {key: shape_of_run[key] for key in run} == run

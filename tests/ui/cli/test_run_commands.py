@@ -33,7 +33,7 @@ def _in_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_script_is_a_whole_run(machine: Machine) -> None:
     script = machine.folder / "count.py"
-    # What it saves lies beside it, and looks like a file of torch.
+    # The script saves beside itself a file that looks like one of torch.
     text = STEPS_SCRIPT.replace('run_dir / "checkpoints"', 'pathlib.Path("saved")')
     script.write_text(text.replace('writestr("step"', 'writestr("archive/data.pkl"'))
     before = {path.name for path in machine.folder.iterdir()}
@@ -65,7 +65,7 @@ def test_any_command_runs_where_and_as_it_was_typed(machine: Machine) -> None:
 
 
 PLANS = [
-    # the words behind run --dry-run, and the end of the command
+    # arguments of `run --dry-run`, the end of the command
     (("train.py",), "train.py --lr 0.1"),
     (("plain.py", "--gpus", "2"), "plain.py --gpus 2"),
     (("--", "python", "train.py", "--lr", "0.2"), "train.py --lr 0.2"),

@@ -121,7 +121,7 @@ def test_resume_names_the_checkpoint_and_the_time_between_does_not_count(machine
     assert " h" not in machine.gputui("ps").splitlines()[1]
     machine.gputui("stop", run_id)
     machine.wait_for(run_id, "stopped")
-    # A resume that is asked for machines has the same in fields.
+    # `resume --json` has the same facts as fields.
     (answer,) = machine.json("resume", run_id)
     assert answer["resume_from"].endswith(".pt") and answer["resume_step"] > saved
     machine.gputui("stop", run_id)
@@ -137,7 +137,7 @@ def test_a_path_or_the_name_of_one_of_the_runs_own(tmp_path: Path, monkeypatch: 
     rows = [ledger_row(name) for name in ("step_1.pt", "a/last.pt", "b/last.pt")]
     assert checkpoint_path("step_1.pt", rows) == "/c/step_1.pt"
     assert checkpoint_path("/c/step_2.pt", rows) == "/c/step_2.pt"
-    # Two of that name, and one that lies here.
+    # A name of two checkpoints, and a name of a file that lies here, are paths.
     assert checkpoint_path("last.pt", rows) == str(tmp_path / "last.pt")
     (tmp_path / "step_1.pt").touch()
     assert checkpoint_path("step_1.pt", rows) == str(tmp_path / "step_1.pt")

@@ -109,7 +109,7 @@ def test_from_launch_to_stop(machine: Machine) -> None:
     terminal.wait_for("running")
     assert machine.state("a-steps-1") == "running"
     terminal.press("\r")
-    # Only the page has it; an escape sent too early would be half of the next key.
+    # Wait for text of the page alone: an escape sent too early would become part of the next key.
     terminal.wait_for("x step")
     terminal.press("\x1b")
     terminal.wait_for("RUNS")

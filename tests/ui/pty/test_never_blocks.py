@@ -43,7 +43,7 @@ def key_seconds(app: PtyApp) -> float:
             app.read(0.004)
             assert time.monotonic() - started < BLOCKED_SECONDS, app.terminal.text
         durations.append(time.monotonic() - started)
-    return durations[0]  # the parser waits a moment whether more follows an escape
+    return durations[0]  # the parser waits briefly after an escape, for a sequence may follow
 
 
 def check_keys(app: PtyApp, busy: Callable[[], bool] = lambda: True) -> int:
@@ -79,7 +79,7 @@ def test_a_locked_database(home: Home, workspace: Workspace) -> None:
             assert check_keys(app, lambda: time.monotonic() < deadline) >= 5
             app.read_until(lambda: "locked" in app.terminal.text or time.monotonic() > deadline)
             assert time.monotonic() < deadline + 1
-        # What was asked for meanwhile was not lost.
+        # The command that was sent meanwhile is carried out.
         app.read_until(lambda: "Stop vit-b16-1…" in app.terminal.text, 20)
         assert home.connection.execute("SELECT verb FROM commands").fetchall() == [("stop",)]
 

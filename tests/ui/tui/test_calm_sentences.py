@@ -49,7 +49,9 @@ async def test_a_full_disk_is_told_instead_of_silence(
 def test_a_disk_counts_as_full_only_while_nothing_can_be_written(monkeypatch: pytest.MonkeyPatch, home: Home) -> None:
     state = home.workspace.state
     disk(monkeypatch, LEAST_BYTES - 4096)
-    assert full_disk_words(state, agent_seen(NOW - 2), NOW) is None  # it still finds room in what it has
+    assert (
+        full_disk_words(state, agent_seen(NOW - 2), NOW) is None
+    )  # the agent still writes into free pages of its database
     assert full_disk_words(state, agent_seen(NOW - 7), NOW) is not None
     assert full_disk_words(state, None, NOW) is None
     disk(monkeypatch, LEAST_BYTES)

@@ -158,7 +158,7 @@ async def test_every_key_leads_to_its_action_and_no_text_controls_the_terminal(
                 await at_rest(pilot)
                 assert performed[before:] == [action.name], f"{key} on {scope}"
                 if action.name in carried_out - resting and whole(app) == before_key:
-                    # At an end it does nothing; after its opposite it must.
+                    # At the end of a list the action has no effect; after its opposite it must have one.
                     for namesake in actions_in(scope):
                         if namesake.phrase == action.phrase and namesake is not action:
                             carry_out(app, namesake.name)

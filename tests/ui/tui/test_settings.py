@@ -41,7 +41,7 @@ def test_what_is_saved_is_read_again_and_private(path: Path) -> None:
     assert kept.load(path) == (settings, None)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert [path_left.name for path_left in path.parent.iterdir()] == [path.name]
-    # What another view wrote survives.
+    # The settings that another view wrote survive.
     path.write_text('{"future": {"deep": [1]}, "bell": true, "theme": "light"}')
     kept.save(path, {"theme": "dark"})
     assert json.loads(path.read_text()) == {"future": {"deep": [1]}, "bell": True, "theme": "dark"}

@@ -140,7 +140,7 @@ async def test_the_page_of_a_run_is_as_it_was(app: GputuiApp) -> None:
 
 
 async def test_every_page_looks_back(app: GputuiApp, monkeypatch: pytest.MonkeyPatch) -> None:
-    # What this machine itself does changes meanwhile.
+    # The processes of this machine would change meanwhile.
     monkeypatch.setattr(processes, "READ_AGAIN_SECONDS", float("inf"))
     async with app.run_test(size=WIDE) as pilot:
         for keys in ("p", "exclamation_mark", "i", "space j space c"):

@@ -48,7 +48,7 @@ class SlowTerminal(PtyApp):
 @pytest.fixture
 def slow(home: Home, workspace: Workspace) -> Iterator[SlowTerminal]:
     overnight(home)
-    # Without a process of others, the events have as many lines as what is to be too much for the line needs.
+    # Without processes of other users the list of events is long enough to overload the line.
     home.processes(5)
     with SlowTerminal(["tests.ui.tui.screen_app", str(workspace.state.parent)], size=(120, 44), places=True) as app:
         app.read_until(lambda: "t time" in app.terminal.text and QUESTION in app.output)
@@ -63,7 +63,7 @@ def test_a_line_of_two_kilobytes_a_second_answers_keys_and_catches_up(slow: Slow
     began = time.monotonic()
     chance = random.Random(1)
     for number in range(1000):
-        # Four times a second the events are others: some three times what the line carries.
+        # The events change four times a second, which is about three times what the line carries.
         for _ in range(8):
             home.event("".join(chance.choices("abcdefghijklmnopqrstuvwxyz ", k=100)))
         home.event(f"the {number}th time")

@@ -64,7 +64,7 @@ async def test_what_is_asked_about_marked_runs_goes_to_each_that_it_can_be_done_
         await pilot.press("n", "s", "n", "delete", "y")
         await until(pilot, lambda: len(asked(home)) == 2 and len(feed_of(app).watched) == 2)
         assert asked(home) == [("rm", "old-1", {}), ("rm", "old-2", {})]
-        # A refusal stays, although the next one is done.
+        # A refusal stays on the screen although the next command succeeds.
         first, second = commands.pending(home.connection)
         commands.give_answer(home.connection, first.command_id, "refused", now=home.now, reason="old-1 is held")
         result = {"id": "old-2", "state": "removed"}

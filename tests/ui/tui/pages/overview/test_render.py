@@ -222,7 +222,7 @@ def test_a_run_that_succeeded_is_done(snapshot: Snapshot, state: str, step: int 
     assert row.share_done == share
     percent = "100%" if share == 1.0 else "50%" if share else "%"
     line = text_of(runs_panel([row], RunsState(), snapshot, 160, 2))[1]
-    # A failed one has the room for its reason.
+    # A failed run uses the room of its progress for the reason.
     assert (percent in line) is (share is not None and state != "failed")
     assert ("step 300 · " in line) is (state == "failed")
 

@@ -123,7 +123,7 @@ def test_the_panel_has_what_every_snapshot_knows(home: Home) -> None:
     lines_of_table = [line.rstrip() for line in lines]
     assert lines_of_table[0].startswith(" PROCESSES ─") and lines_of_table[0].endswith(" 4 of runs, 10 others ─")
     assert lines_of_table[1].split() == ["PID", "USER", "GPU", "GPU", "MEM", "%", "SM", "RUN", "COMMAND"]
-    # Those of runs come last: the rows of the GPUs tell of them.
+    # Processes of runs come last: the rows of GPUs show them already.
     assert lines_of_table[12].split() == ["1003", "me", "3", "63.0G", "79%", "93%", "llama-1", "r3", "train.py"]
     assert [line.split() for line in lines_of_table if "4190777" in line] == [
         ["4190777", "–", "7", "1.0G", "1%", "–", "process", "not", "visible", "here"]

@@ -83,7 +83,7 @@ async def test_the_page_shows_one_section_at_a_time_at_80_columns(app: GputuiApp
             assert word in text(app, pane) and page_of(app).section == pane
             panes = [p.id for p in app.screen.query(Pane) if p.is_on_screen and p.size.height and p.size.width]
             assert {"charts", "ranks", "log", "story", "params"} & set(panes) == {pane}
-        # It has the full page already: enter says so, and one escape leaves.
+        # The pane fills the page already: enter says so, and one escape leaves the page.
         await press(pilot, "5", "enter")
         assert mentions(text(app, "message"), "full page")
         await press(pilot, "escape")
@@ -143,7 +143,7 @@ async def test_how_charts_are_looked_at_is_kept_while_the_program_runs(app: Gput
             assert mentions(head(app), "x time", "smoothing 0.8")
             assert "*learning rate" in text(app, "charts").splitlines()[1]
         await press(pilot, "asterisk", "x", "x")
-        # Nobody wrote an epoch: that axis is passed over.
+        # No epoch was recorded, so the axis of epochs is skipped.
         assert "*" not in text(app, "charts") and "x step" in head(app)
 
 

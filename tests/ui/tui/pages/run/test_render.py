@@ -238,7 +238,7 @@ def test_checkpoints_tell_what_is_known_of_each(page: RunPage) -> None:
     assert "✗ is damaged" in lines[1]
     assert mentions(lines[2], "–", "· not checked  ← attempt 3 ") and mentions(lines[3], "✗ was left", "attempt 2")
     assert lines[4] == "  … 4 older ones"
-    # The step of a file that is written over is that of the metrics at its time.
+    # A file that is overwritten gets the step of the metrics at the time of writing.
     over = CheckpointList((Checkpoint("last.pth.tar", 9000, 3 << 30, NOW - 90),), count=1, is_known=True)
     assert text_of(checkpoint_lines(replace(page, checkpoints=over), NOW, 80))[0].startswith(" last.pth.tar ~9 000 ")
 
