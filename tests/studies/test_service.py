@@ -40,7 +40,7 @@ class ServiceHome(Home):
         """The seconds until another process is started."""
         count = len(self.started)
         began = self.uptime
-        self.studies.turn()
+        self.studies.poll()
         while len(self.started) == count:
             self.uptime += 0.5
             self.studies.poll()
@@ -57,11 +57,11 @@ class ServiceHome(Home):
 
 @pytest.fixture
 def home(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Iterator[ServiceHome]:
-    with closing(ServiceHome(workspace)) as made:
-        monkeypatch.setattr(children.subprocess, "Popen", FakeProcess.starter(made.started))
-        made.studies.poll()
-        assert len(made.started) == 1
-        yield made
+    with closing(ServiceHome(workspace)) as home:
+        monkeypatch.setattr(children.subprocess, "Popen", FakeProcess.starter(home.started))
+        home.studies.poll()
+        assert len(home.started) == 1
+        yield home
 
 
 def test_failures_in_a_row_are_tried_again_less_and_less_often(home: ServiceHome) -> None:
