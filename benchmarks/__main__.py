@@ -75,8 +75,8 @@ def main(argv: list[str] | None = None) -> int:
             results[name] = None
             failed.append(f"{name} could not be measured: {_reason(error)}")
     print(f"\n{table.render(results)}\n")
-    failed += [f"{text} (could not be measured)" for text in figures.said(results, "failed")]
-    left_out = [f"left out: {text}" for text in figures.said(results, "why_not")]
+    failed += [f"{text} (could not be measured)" for text in figures.texts_under(results, "failed")]
+    left_out = [f"left out: {text}" for text in figures.texts_under(results, "why_not")]
     for line in [*failed, *left_out, *(f"missed: {text}" for text in table.missed(results))]:
         print(line)
     print(f"took {time.monotonic() - began_at:.0f} s")

@@ -101,7 +101,7 @@ def missed(figures: Sequence[Figure], results: Results) -> list[str]:
     return [figure.text for figure in figures if figure.is_reached(figure.value(results)) is False]
 
 
-def said(results: Mapping[str, Any], key: str) -> list[str]:
+def texts_under(results: Mapping[str, Any], key: str) -> list[str]:
     """The entries of all results under a key such as ``why_not``, each with the names that lead
     there."""
     return [f"{' '.join(path)}: {text}" for path, text in _said(results, key, ())]

@@ -95,8 +95,8 @@ def main(argv: list[str] | None = None) -> int:
     table = markdown(results, described)
     args.markdown.write_text(table, encoding="utf-8")
     print(table)
-    failed = figures.said(results, "failed")
-    for text in (*(f"could not be measured: {text}" for text in failed), *figures.said(results, "why_not")):
+    failed = figures.texts_under(results, "failed")
+    for text in (*(f"could not be measured: {text}" for text in failed), *figures.texts_under(results, "why_not")):
         print(text, file=sys.stderr)
     return 1 if failed else 0
 

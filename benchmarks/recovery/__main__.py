@@ -55,7 +55,7 @@ def main(argv: list[str] | None = None) -> int:
         healthy = hours.healthy(args.hours, seed=args.seed)
         print(f"\n{report.healthy(healthy)}\n", flush=True)
         found = [hours.found(fault, BROKEN_RUNS, seed=args.seed) for fault in hours.FAULTS]
-        print(f"{report.found(found)}\n")
+        print(f"{report.detections(found)}\n")
     print(f"took {time.monotonic() - began_at:.0f} s, load {machine_load():.2f}")
     if args.json is not None:
         everything = {

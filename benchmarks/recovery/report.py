@@ -52,7 +52,7 @@ def healthy(found: Healthy) -> str:
     )
 
 
-def found(faults: Sequence[Found]) -> str:
+def detections(faults: Sequence[Found]) -> str:
     """A line for each way to break a run."""
     heading = ["broken by", "runs", "found", "after (median)", "lines", "after the evidence, at most"]
     rows = [

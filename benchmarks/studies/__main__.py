@@ -40,8 +40,8 @@ def main(argv: list[str] | None = None) -> int:
     size = Size(trial_seconds=args.trial_seconds, kills=args.kills, drill_seed=args.seed)
     results = measure(args.parts, size)
     print(f"\n{render(results)}\n")
-    failed = [f"could not be measured: {text}" for text in figures.said(results, "failed")]
-    left_out = [f"left out: {text}" for text in figures.said(results, "why_not")]
+    failed = [f"could not be measured: {text}" for text in figures.texts_under(results, "failed")]
+    left_out = [f"left out: {text}" for text in figures.texts_under(results, "why_not")]
     for line in [*failed, *left_out, *(f"missed: {text}" for text in figures.missed(FIGURES, results))]:
         print(line)
     print(f"took {time.monotonic() - began:.0f} s, load {machine_load():.2f}")

@@ -32,10 +32,10 @@ def main(argv: list[str] | None = None) -> int:
     )
     results = {NAME: {**measure(args.parts), "load_after": machine_load()}}
     print(f"\n{render(results)}\n")
-    failed = figures.said(results, "failed")
+    failed = figures.texts_under(results, "failed")
     for text in (
         *(f"could not be measured: {text}" for text in failed),
-        *(f"left out: {text}" for text in figures.said(results, "why_not")),
+        *(f"left out: {text}" for text in figures.texts_under(results, "why_not")),
         *(f"missed: {text}" for text in figures.missed(TRAINER_FIGURES, results)),
     ):
         print(text)

@@ -45,12 +45,12 @@ SPEC = RunSpec(
 )  # fmt: skip
 
 
-def past(run: str, batch: int, gib: float | None, *, ran_out: bool = False, **others: Any) -> PastPeak:
+def past_peak(run: str, batch: int, gib: float | None, *, ran_out: bool = False, **others: Any) -> PastPeak:
     params = {"batch_size": batch, "lr": 0.3, "layers": 12, "steps": 9, **others}
     return PastPeak(run, 1, params, 2, None if gib is None else round(gib * GIB), ran_out)
 
 
-def of(index: int, celsius: float = 30.0, gib: float = 0.5, *reasons: str) -> GpuSample:
+def gpu_sample(index: int, celsius: float = 30.0, gib: float = 0.5, *reasons: str) -> GpuSample:
     return GpuSample(
         f"GPU-{index}",
         memory_used_bytes=round(gib * GIB),
@@ -135,14 +135,17 @@ class TestGpus:
     ("runs", "expected"),
     [
         # A recorded batch size: its largest peak. Between two recorded ones: on the line through them.
-        ([past("a", 64, 40), past("b", 64, 42), past("c", 32, 22)], Expectation(42 * GIB, 3, is_scaled=False)),
-        ([past("a", 32, 22), past("b", 128, 70)], Expectation(38 * GIB, 2, is_scaled=True)),
+        (
+            [past_peak("a", 64, 40), past_peak("b", 64, 42), past_peak("c", 32, 22)],
+            Expectation(42 * GIB, 3, is_scaled=False),
+        ),
+        ([past_peak("a", 32, 22), past_peak("b", 128, 70)], Expectation(38 * GIB, 2, is_scaled=True)),
         # A single recorded batch size that is larger gives an upper bound.
-        ([past("a", 32, 22)], Expectation(44 * GIB, 1, is_scaled=True)),
-        ([past("a", 128, 30)], Expectation(30 * GIB, 1, is_scaled=True)),
+        ([past_peak("a", 32, 22)], Expectation(44 * GIB, 1, is_scaled=True)),
+        ([past_peak("a", 128, 30)], Expectation(30 * GIB, 1, is_scaled=True)),
         # Runs of another model do not count; runs with another learning rate or length do.
-        ([past("a", 64, 40, layers=24)], None),
-        ([past("a", 64, 40, steps=7, lr=9.0)], Expectation(40 * GIB, 1, is_scaled=False)),
+        ([past_peak("a", 64, 40, layers=24)], None),
+        ([past_peak("a", 64, 40, steps=7, lr=9.0)], Expectation(40 * GIB, 1, is_scaled=False)),
     ],
 )
 def test_memory_expected_from_earlier_runs(runs: list[PastPeak], expected: Expectation | None) -> None:
@@ -152,12 +155,12 @@ def test_memory_expected_from_earlier_runs(runs: list[PastPeak], expected: Expec
 @table(
     ("runs", "status", "phrases"),
     [
-        ([past("a", 64, 60)], "pass", ("60 GiB", "80 GiB", "1 earlier run")),
-        ([past("a", 32, 40)], "warn", ("another batch size",)),
+        ([past_peak("a", 64, 60)], "pass", ("60 GiB", "80 GiB", "1 earlier run")),
+        ([past_peak("a", 32, 40)], "warn", ("another batch size",)),
         ([], "skip", ()),
-        ([past("a", 64, None, ran_out=True), past("b", 32, 20)], "warn", ("a ", "batch_size 64")),
-        ([past("a", 128, None, ran_out=True), past("b", 64, 20)], "pass", ()),
-        ([past("a", 64, 70, ran_out=True, layers=24)], "skip", ()),
+        ([past_peak("a", 64, None, ran_out=True), past_peak("b", 32, 20)], "warn", ("a ", "batch_size 64")),
+        ([past_peak("a", 128, None, ran_out=True), past_peak("b", 64, 20)], "pass", ()),
+        ([past_peak("a", 64, 70, ran_out=True, layers=24)], "skip", ()),
     ],
 )
 def test_whether_memory_suffices(runs: list[PastPeak], status: str, phrases: tuple[str, ...]) -> None:
@@ -168,11 +171,11 @@ def test_whether_memory_suffices(runs: list[PastPeak], status: str, phrases: tup
 
 def test_memory_is_not_judged_without_gpus_or_their_figures() -> None:
     for spec in (SPEC, replace(SPEC, gpus=GpuRequest(0))):
-        assert check_memory([past("a", 64, 60)], spec, None).status == "skip"
+        assert check_memory([past_peak("a", 64, 60)], spec, None).status == "skip"
 
 
 def test_free_ones_in_the_order_of_their_indices() -> None:
-    busy = situation(holders={2: ("vit-1",)}, sample={0: of(0, gib=20)}, has_processes={0: True})
+    busy = situation(holders={2: ("vit-1",)}, sample={0: gpu_sample(0, gib=20)}, has_processes={0: True})
     for (count, memory), expected in {
         (2, None): [0, 1], (3, None): [0, 1, 3], (4, None): None, (0, None): None, (3, 70 * GIB): None,
         (2, 70 * GIB): [1, 3],
@@ -184,14 +187,17 @@ def test_free_ones_in_the_order_of_their_indices() -> None:
     ("changes", "order"),
     [
         # Empty GPUs come first, then healthy ones, then cool ones; broken or occupied ones are never chosen.
-        ({"sample": {0: of(0, 71), 1: of(1, 55), 2: of(2, 49)}}, [2, 3, 1, 0]),
-        ({"sample": {0: of(0, 88)}, "slow": {1: GpuSlowSample("GPU-1", row_remap_pending=True)}}, [2, 3, 1, 0]),
-        ({"sample": {0: of(0, 30, 0.5, "hardware thermal"), 1: of(1, 30, 0.5, "power cap")}}, [1, 2, 3, 0]),
+        ({"sample": {0: gpu_sample(0, 71), 1: gpu_sample(1, 55), 2: gpu_sample(2, 49)}}, [2, 3, 1, 0]),
+        ({"sample": {0: gpu_sample(0, 88)}, "slow": {1: GpuSlowSample("GPU-1", row_remap_pending=True)}}, [2, 3, 1, 0]),
+        (
+            {"sample": {0: gpu_sample(0, 30, 0.5, "hardware thermal"), 1: gpu_sample(1, 30, 0.5, "power cap")}},
+            [1, 2, 3, 0],
+        ),
         ({"alert": {1: "GPU hot"}, "processes": {0: desktop(780, 350, 690)}}, [2, 3, 1, 0]),
         ({"sample": {0: GpuSample("GPU-0", state="lost")}, "quarantine": {2: "XID 79"}}, [1, 3]),
         ({"processes": {0: desktop(2049), 1: [GpuProcess(5, 1 << 20, "C", "bob")]}}, [2, 3]),
-        ({"is_excluded": {1: True}, "sample": {0: of(0, 71)}}, [2, 3, 0]),
-        ({"locked_by": {0: "vit-1 of alice (pid 5)"}, "sample": {3: of(3, gib=9)}}, [1, 2]),
+        ({"is_excluded": {1: True}, "sample": {0: gpu_sample(0, 71)}}, [2, 3, 0]),
+        ({"locked_by": {0: "vit-1 of alice (pid 5)"}, "sample": {3: gpu_sample(3, gib=9)}}, [1, 2]),
     ],
 )  # fmt: skip
 def test_what_is_recommended_is_what_is_started(changes: dict[str, Any], order: list[int]) -> None:

@@ -39,7 +39,7 @@ def make(tmp_path: Path) -> Make:
     return made
 
 
-def checked(spec: RunSpec, state: Path, name: str = "sinks") -> tuple[str, str]:
+def check_of(spec: RunSpec, state: Path, name: str = "sinks") -> tuple[str, str]:
     [check] = [result for result in quick_checks(spec, state=state) if result.name == name]
     return check.status, f"{check.detail}; {check.remedy}"
 
@@ -81,14 +81,14 @@ def test_places(make: Make, tmp_path: Path) -> None:
 
 
 def test_preflight(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert checked(make("[jsonl, csv]"), tmp_path) == ("pass", "jsonl, csv; None")
+    assert check_of(make("[jsonl, csv]"), tmp_path) == ("pass", "jsonl, csv; None")
     (tmp_path / "file").write_text("")
-    status, detail = checked(make("{csv: 'file/{run_id}.csv'}"), tmp_path)
+    status, detail = check_of(make("{csv: 'file/{run_id}.csv'}"), tmp_path)
     assert status == "fail" and mentions(detail, "csv: ", f"{tmp_path}/file", "not a folder")
-    assert checked(make("{csv: 'new/{run_id}-{size}.csv'}"), tmp_path)[0] == "pass"
-    status, detail = checked(make("{csv: '{run_id}-{siz}.csv'}"), tmp_path, "placeholders")
+    assert check_of(make("{csv: 'new/{run_id}-{size}.csv'}"), tmp_path)[0] == "pass"
+    status, detail = check_of(make("{csv: '{run_id}-{siz}.csv'}"), tmp_path, "placeholders")
     assert status == "fail" and mentions(detail, "{siz}", "sinks.csv", "{size}")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    status, detail = checked(make("tensorboard"), tmp_path)
+    status, detail = check_of(make("tensorboard"), tmp_path)
     assert status == "fail"
     assert mentions(detail, "tensorboard: ", "pip install 'gputui[trackers]'")

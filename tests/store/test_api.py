@@ -19,7 +19,7 @@ from gputui.store.rows import insert, update
 from gputui.store.runs import RunLookupError
 from tests.homes import NOW, Home
 from tests.stories import overnight
-from tests.ui.cli.program import shape
+from tests.ui.cli.program import json_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "python.md"
 RUN = "vit-b16-1"
@@ -46,11 +46,11 @@ def test_the_page_says_what_happens(folder: Path) -> None:
 
 
 def test_runs_are_those_of_the_commands(home: Home, folder: Path) -> None:
-    runs = api.runs(home=folder)
-    assert [run.id for run in runs] == [run["id"] for run in shape(home.workspace, "ps")]
+    found = api.runs(home=folder)
+    assert [run.id for run in found] == [run["id"] for run in json_of(home.workspace, "ps")]
     assert [run.id for run in api.runs(state="queued", home=folder)] == ["lr-sweep-3"]
     assert api.runs(tag="none", home=folder) == [] == api.runs(study="none", home=folder)
-    record = shape(home.workspace, "show", RUN)
+    shown = json_of(home.workspace, "show", RUN)
     run = api.run("vit-b16", home=folder)
     assert (run.id, run.state, dict(run.params)) == (RUN, record["state"], record["params"])
     assert [attempt.incident for attempt in run.attempts] == [
@@ -63,7 +63,7 @@ def test_runs_are_those_of_the_commands(home: Home, folder: Path) -> None:
 def test_metrics_are_those_of_the_command(home: Home, folder: Path) -> None:
     for names in ([], ["loss"]):
         points = api.metrics(RUN, names, home=folder)
-        printed = shape(home.workspace, "metrics", RUN, *names)
+        printed = json_of(home.workspace, "metrics", RUN, *names)
         key = ("attempt", "rank", "step", "name", "value")
         assert {tuple(getattr(point, name) for name in key) for point in points} == {
             tuple(point[name] for name in key) for point in printed
@@ -86,7 +86,7 @@ def test_values_that_are_no_finite_numbers(tmp_path: Path) -> None:
 
 def test_gpus_now_and_since(home: Home, folder: Path) -> None:
     newest = api.gpus(home=folder)
-    assert [gpu.index for gpu in newest] == [gpu["index"] for gpu in shape(home.workspace, "--readonly", "gpus")]
+    assert [gpu.index for gpu in newest] == [gpu["index"] for gpu in json_of(home.workspace, "--readonly", "gpus")]
     assert {gpu.run for gpu in newest} >= {RUN, None}
     since = datetime.fromtimestamp(NOW - 600, UTC)
     points = api.gpus(since, home=folder)

@@ -76,7 +76,7 @@ def stored(spec: StudySpec) -> StudySpec:
     return study_spec(StudyRecord("s-1", 1, "s", "net", StudyState.RUNNING, None, text, "", 0.0, None))
 
 
-def both(text: str, folder: Path, workspace: Workspace) -> tuple[bool, bool]:
+def acceptance(text: str, folder: Path, workspace: Workspace) -> tuple[bool, bool]:
     """Return whether the loader takes a study's file, and whether its JSON Schema does."""
     validator = pytest.importorskip("jsonschema").Draft202012Validator(json.loads(json.dumps(json_schema())))
     data = json.loads(json.dumps(parse_file(text, folder / "study.yaml").data))
@@ -299,12 +299,12 @@ def test_loader_and_json_schema_take_the_same_files(
     (folder / "net.yaml").write_text(PROFILE + CHECKPOINTS)
     for file in new:
         text = STUDY.replace(old, file) if old else f"{STUDY}{file}\n"
-        assert both(text, folder, workspace) == (takes, takes), file
+        assert acceptance(text, folder, workspace) == (takes, takes), file
 
 
 def test_only_the_loader_compares_keys_with_each_other_and_with_the_profile(folder: Path, workspace: Workspace) -> None:
     for line in ("params: {lr: 0.2}", "params: {gone: 1}", "parallel: 1.0", "sampler: nsga2", f"{PBT}}}"):
-        assert both(f"{STUDY}{line}\n", folder, workspace) == (False, True), line
+        assert acceptance(f"{STUDY}{line}\n", folder, workspace) == (False, True), line
 
 
 def test_members_of_the_shipped_population_have_a_value_and_a_checkpoint_at_each_milestone(

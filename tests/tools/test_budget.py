@@ -16,18 +16,18 @@ def lay(root: Path) -> None:
         (root / file).write_text(text)
 
 
-def rooms(lines: int, words_of_docs: int = 3) -> dict[str, Room]:
+def rooms(lines: int, doc_words: int = 3) -> dict[str, Room]:
     return {
         "a": Room(("gputui/a",), {"lines": lines, "files": 2}),
         "b": Room(("gputui/b.py",), {"lines": 5, "files": 1}),
-        "docs": Room(("docs",), {"words": words_of_docs}),
+        "docs": Room(("docs",), {"words": doc_words}),
     }
 
 
 def test_a_room_may_have_its_budget_and_no_more(tmp_path: Path) -> None:
     lay(tmp_path)
     assert list(problems(rooms(lines=5), FILES, tmp_path)) == []
-    code, docs = problems(rooms(lines=4, words=1), FILES, tmp_path)
+    code, docs = problems(rooms(lines=4, doc_words=1), FILES, tmp_path)
     assert mentions(code, "a: 5 lines", "1 above", "4") and mentions(docs, "docs: 3 words", "2 above", "1")
 
 

@@ -335,17 +335,17 @@ def optimizer_share(world: World, **settings: Any) -> tuple[int, int]:
 def averages(world: World, **settings: Any) -> tuple[State, State]:
     """Averages after a few steps, and those of another model that takes them over; whole."""
     strategy = build(world, **settings)
-    average = Ema(named(strategy), 0.5)
+    average = Ema(named_parameters(strategy), 0.5)
     for step in range(3):
         train(strategy, range(step, step + 1))
         average.update(step + 1)
     state = _whole(world, average.state())
-    again = Ema(named(build(world, seed=7, **settings)), 0.5)
+    again = Ema(named_parameters(build(world, seed=7, **settings)), 0.5)
     again.load(world.from_main(state))
     return state, _whole(world, again.state())
 
 
-def named(strategy: Strategy) -> State:
+def named_parameters(strategy: Strategy) -> State:
     return {name: parameter for parameter, name in strategy.names.items()}
 
 

@@ -49,7 +49,7 @@ def no_module() -> str:
 not_callable = 3
 
 
-def own(function: str, task: str = "classify", **changes: Any) -> Settings:
+def custom_model(function: str, task: str = "classify", **changes: Any) -> Settings:
     return Settings(**{"task": task, "model": f"{__name__}:{function}", **changes})
 
 
@@ -68,9 +68,9 @@ def from_file(folder: Path, config: Any, task: str, **changes: Any) -> Settings:
     ],
 )
 def test_a_function_gets_the_facts_that_it_takes(task: str, data: Data, facts: dict[str, Any]) -> None:
-    build_model(own("with_everything", task, model_options={"further": 1}), data)
+    build_model(custom_model("with_everything", task, model_options={"further": 1}), data)
     assert CALLS.pop() == {"task": task, **facts, "further": 1}
-    model = build_model(own("by_facts", model_options={"hidden": 6}), images(3, 8, 8, 4))
+    model = build_model(custom_model("by_facts", model_options={"hidden": 6}), images(3, 8, 8, 4))
     assert model(inputs(images(3, 8, 8, 4))).shape == (3, 4)
     assert sum(parameter.numel() for parameter in model.parameters()) == 192 * 6 + 6 + 6 * 4 + 4
 
@@ -78,12 +78,12 @@ def test_a_function_gets_the_facts_that_it_takes(task: str, data: Data, facts: d
 @table(
     ("settings", "phrase"),
     [
-        (own("by_fact"), "has no attribute 'by_fact'"),
-        (own("not_callable"), "3 is not a callable object"),
+        (custom_model("by_fact"), "has no attribute 'by_fact'"),
+        (custom_model("not_callable"), "3 is not a callable object"),
         (Settings(model="tests.no_such_module:make"), "No module named 'tests.no_such_module'"),
-        (own("by_facts", model_options={"hiden": 6}), "has no hiden; did you mean hidden?"),
-        (own("with_needs"), "with_needs: missing a required argument: 'layers'; give it in model_options"),
-        (own("no_module"), "returned str, not a torch.nn.Module"),
+        (custom_model("by_facts", model_options={"hiden": 6}), "has no hiden; did you mean hidden?"),
+        (custom_model("with_needs"), "with_needs: missing a required argument: 'layers'; give it in model_options"),
+        (custom_model("no_module"), "returned str, not a torch.nn.Module"),
     ],
 )
 def test_functions_that_cannot_be_used_are_refused(settings: Settings, phrase: str) -> None:

@@ -35,7 +35,7 @@ def backward(model: nn.Module, samples: Tensor) -> tuple[Tensor, dict[str, Tenso
     return output.detach(), {**gradients, **{name: buffer.clone() for name, buffer in model.named_buffers()}}
 
 
-def kept(model: nn.Module, samples: Tensor) -> int:
+def kept_values(model: nn.Module, samples: Tensor) -> int:
     """Numbers that forward keeps for backward, beside the model's own."""
     stored = {tensor.data_ptr() for tensor in (*model.parameters(), *model.buffers())}
     sizes: list[int] = []
@@ -79,10 +79,10 @@ def test_gradients_statistics_and_names_stay_the_same(name: str) -> None:
 @table("name", NETWORKS)
 def test_less_is_kept_the_more_is_recomputed(name: str) -> None:
     samples = inputs(SMALL[name][1])
-    none, selective, full = (kept(network(name, mode), samples) for mode in ("none", "selective", "full"))
+    none, selective, full = (kept_values(network(name, mode), samples) for mode in ("none", "selective", "full"))
     assert full < selective < none
     # Without training, nothing is recomputed.
-    assert kept(network(name, "full").eval(), samples) == kept(network(name, "none").eval(), samples)
+    assert kept_values(network(name, "full").eval(), samples) == kept_values(network(name, "none").eval(), samples)
 
 
 @table("name", ["bytes", "gpt2", "resnet18"])

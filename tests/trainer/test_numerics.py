@@ -76,9 +76,9 @@ def by_hand(tokens: Path) -> tuple[list[float], dict[str, Tensor]]:
     return losses, dict(task.model.state_dict())
 
 
-def whole(value: Any) -> Any:
+def joined(value: Any) -> Any:
     """Join shards into a dictionary."""
-    return {key: whole(inner) for key, inner in value.items()} if isinstance(value, Mapping) else value
+    return {key: joined(inner) for key, inner in value.items()} if isinstance(value, Mapping) else value
 
 
 def train_and_crash(world: World, output: Path, *flags: str) -> None:
@@ -150,7 +150,7 @@ def test_everything_of_fsdp_resumes_bit_for_bit(two_ranks: Ranks, tmp_path: Path
     two_ranks.run(train_on, tmp_path / "again", *flags, *crash, "--resume", "auto")
     straight, again = (load(tmp_path / name / "checkpoints" / "step_00000012.pt") for name in ("straight", "again"))
     for part in ("model", "ema", "optimizer", "random", "samples"):
-        assert same(whole(straight[part]), whole(again[part])), part
+        assert same(joined(straight[part]), joined(again[part])), part
 
 
 def test_the_memory_order_of_weights_and_of_what_a_resume_reads_may_differ(two_ranks: Ranks, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from gputui.reports.export.sink import ExportError
 from gputui.reports.export.subject import read_subject
 from tests.homes import NOW, Home
 from tests.texts import mentions
-from tests.ui.cli.program import said
+from tests.ui.cli.program import output_of
 
 PREFIXES = {"mlflow": "sqlite:///"}
 """What stands before the path in a target."""
@@ -53,7 +53,7 @@ def write(home: Home, form: Format, target: Path | str, *, replace: bool = False
 @pytest.mark.parametrize("form", FORMATS)
 def test_missing_folders_are_made(form: Format, home: Home, tmp_path: Path) -> None:
     target = tmp_path / "new" / "folder" / "out"
-    said(home.workspace, "export", "net-1", "--to", form, "--out", f"{PREFIXES.get(form, '')}{target}")
+    output_of(home.workspace, "export", "net-1", "--to", form, "--out", f"{PREFIXES.get(form, '')}{target}")
     assert target.exists()
 
 
@@ -168,7 +168,7 @@ def test_the_command(home: Home, workspace: Workspace, tmp_path: Path, monkeypat
     monkeypatch.chdir(tmp_path)
 
     def export(arguments: str, code: int = 0) -> str:
-        return said(workspace, "export", *arguments.split(), code=code)
+        return output_of(workspace, "export", *arguments.split(), code=code)
 
     assert mentions(export("net-1 loss --to csv"), "3 lines", "net-1.csv")
     assert (tmp_path / "net-1.csv").read_text().splitlines()[0] == "attempt,rank,step,time,loss"

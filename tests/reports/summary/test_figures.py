@@ -58,7 +58,7 @@ def nothing_expected(*_: object) -> None:
     return None
 
 
-def told(step: float, speed: float | None, comm: float | None = None, data: float | None = None) -> Measured:
+def measured_speed(step: float, speed: float | None, comm: float | None = None, data: float | None = None) -> Measured:
     return Measured(step_seconds=spread([(step, 3)]), samples_per_second=speed, comm_share=comm, data_share=data)
 
 
@@ -162,8 +162,8 @@ def test_scaling_compares_the_newest_run_of_each_number_of_gpus() -> None:
 
 def test_speed_up_efficiency_and_where_time_went() -> None:
     rows = scaling_rows([
-        facts("x4", 4, measured=told(0.16, 250.0, comm=0.25, data=0.05)),
-        facts("x1", 1, measured=told(0.10, 100.0, data=0.05)),
+        facts("x4", 4, measured=measured_speed(0.16, 250.0, comm=0.25, data=0.05)),
+        facts("x1", 1, measured=measured_speed(0.10, 100.0, data=0.05)),
     ])  # fmt: skip
     assert [row.run_id for row in rows] == ["x1", "x4"]
     first, last = rows
@@ -176,7 +176,7 @@ def test_speed_up_efficiency_and_where_time_went() -> None:
 
 
 def test_what_is_not_told_is_unknown() -> None:
-    _, last = scaling_rows([facts("x1"), facts("x2", 2, measured=told(0.1, None))])
+    _, last = scaling_rows([facts("x1"), facts("x2", 2, measured=measured_speed(0.1, None))])
     assert (last.speed, last.speed_up, last.efficiency, last.extra_comm_seconds) == (None, None, None, None)
     assert last.to_json()["step_seconds"] == 0.1 and last.to_json()["efficiency"] is None
     assert scaling_rows([]) == []

@@ -31,18 +31,18 @@ def call(workspace: Workspace, *arguments: str, **environ: str) -> Done:
         return Done(code, out.getvalue().decode(), err.getvalue().decode())
 
 
-def said(workspace: Workspace, *arguments: str, code: int = 0, **environ: str) -> str:
+def output_of(workspace: Workspace, *arguments: str, code: int = 0, **environ: str) -> str:
     """The output of a command; its errors too, if it fails."""
     done = call(workspace, *arguments, **environ)
     assert done.code == code, done
     return done.stdout if code == 0 else done.stdout + done.stderr
 
 
-def shape(workspace: Workspace, *arguments: str, code: int = 0) -> Any:
-    return json.loads(said(workspace, *arguments, "--json", code=code))
+def json_of(workspace: Workspace, *arguments: str, code: int = 0) -> Any:
+    return json.loads(output_of(workspace, *arguments, "--json", code=code))
 
 
-def refused(workspace: Workspace, *arguments: str, code: int) -> str:
+def error_of(workspace: Workspace, *arguments: str, code: int) -> str:
     """The error of a refused command: every line begins with the program's name, nothing is printed
     beside it."""
     done = call(workspace, *arguments)

@@ -20,11 +20,11 @@ from tests.machines import Machine
 from tests.stories import overnight
 from tests.tables import table
 from tests.texts import mentions
-from tests.ui.cli.program import call, refused, shape
+from tests.ui.cli.program import call, error_of, json_of
 
 
 def no_run_was_made(workspace: Workspace) -> bool:
-    return not any(entry.is_dir() for entry in workspace.runs.iterdir()) and shape(workspace, "ps") == []
+    return not any(entry.is_dir() for entry in workspace.runs.iterdir()) and json_of(workspace, "ps") == []
 
 
 @pytest.fixture
@@ -79,14 +79,14 @@ def test_only_a_home_that_nobody_named_is_told_beside_an_error(
 def test_each_mistake_of_a_profile_has_its_line(workspace: Workspace, tmp_path: Path) -> None:
     (tmp_path / "bad.yaml").write_text("name: bad\nlaunchr: torchrun\nscript: steps.py\ngpus: -1\n")
     (tmp_path / "steps.py").touch()
-    first, second = refused(workspace, "check", str(tmp_path / "bad.yaml"), code=2).splitlines()
+    first, second = error_of(workspace, "check", str(tmp_path / "bad.yaml"), code=2).splitlines()
     assert mentions(first, "bad.yaml:2", "launchr", "launcher") and mentions(second, "bad.yaml:4", "gpus")
 
 
 @table("arguments", [("run", "--name"), ("run", "--dry-run", "--name"), ("label", "a-1", "--name")])
 def test_a_name_is_taken_as_it_is_or_refused(workspace: Workspace, arguments: tuple[str, ...]) -> None:
     more = ["--", "true"] if arguments[0] == "run" else []
-    assert mentions(refused(workspace, *arguments, "vit base (v2)", *more, code=2), "--name", "vit-base-v2")
+    assert mentions(error_of(workspace, *arguments, "vit base (v2)", *more, code=2), "--name", "vit-base-v2")
 
 
 def test_what_cannot_run_here_is_refused_before_a_run_is_made(machine: Machine) -> None:
@@ -100,11 +100,11 @@ def test_what_cannot_run_here_is_refused_before_a_run_is_made(machine: Machine) 
         ((good, "--set", "steps=many"), 2, "'many'"), ((good, "--gpus", "0,5"), 3, "5"),
         ((good, "--gpus", "3"), 3, "2"), ((lost,), 3, "gone.py"), ((bare,), 3, "/no/python"),
     ):  # fmt: skip
-        text = refused(machine.workspace, "run", *arguments, code=code)
+        text = error_of(machine.workspace, "run", *arguments, code=code)
         assert mentioned in text and text.count("\n") == 1, arguments
     machine.gputui("agent", "start")
     for verb in ("stop", "restart", "resume", "rm"):
-        assert "nobody-1" in refused(machine.workspace, verb, "nobody-1", code=3), verb
+        assert "nobody-1" in error_of(machine.workspace, verb, "nobody-1", code=3), verb
     assert no_run_was_made(machine.workspace)
 
 
@@ -146,23 +146,23 @@ REFUSED: list[tuple[tuple[str, ...], int, str]] = [
 def test_one_line_says_what_is_wrong(
     recorded: Workspace, arguments: tuple[str, ...], code: int, mentioned: str
 ) -> None:
-    runs = {run["id"] for run in shape(recorded, "ps")}
-    text = refused(recorded, *arguments, code=code)
+    runs = {run["id"] for run in json_of(recorded, "ps")}
+    text = error_of(recorded, *arguments, code=code)
     assert mentioned in text and text.count("\n") == 1
-    assert {run["id"] for run in shape(recorded, "ps")} == runs and read_identity(recorded) is None
+    assert {run["id"] for run in json_of(recorded, "ps")} == runs and read_identity(recorded) is None
 
 
 def test_where_nothing_has_been_recorded_yet(workspace: Workspace) -> None:
-    assert shape(workspace, "ps") == []
+    assert json_of(workspace, "ps") == []
     for arguments in (("show",), ("logs",), ("explain",), ("show", "nobody-1"), ("--once", "--readonly")):
-        assert "nothing has been recorded" in refused(workspace, *arguments, code=3), arguments
+        assert "nothing has been recorded" in error_of(workspace, *arguments, code=3), arguments
 
 
 def test_a_run_that_cannot_be_acted_on(machine: Machine) -> None:
     machine.gputui("run", machine.profile(), "--wait")
-    assert "succeeded already" in refused(machine.workspace, "stop", "steps-1", code=3)
+    assert "succeeded already" in error_of(machine.workspace, "stop", "steps-1", code=3)
     machine.gputui("rm", "steps-1")
-    assert shape(machine.workspace, "ps") == []
+    assert json_of(machine.workspace, "ps") == []
     assert not machine.workspace.run_dir("steps-1").exists()
 
 
@@ -170,8 +170,8 @@ def test_a_database_of_another_version_is_left_alone(machine: Machine) -> None:
     with closing(sqlite3.connect(machine.workspace.database)) as connection:
         connection.execute("PRAGMA user_version = 9999")
     before = machine.workspace.database.read_bytes()
-    assert "another version" in refused(machine.workspace, "ps", code=4)
-    assert "another version" in refused(machine.workspace, "run", machine.profile(), code=4)
+    assert "another version" in error_of(machine.workspace, "ps", code=4)
+    assert "another version" in error_of(machine.workspace, "run", machine.profile(), code=4)
     assert machine.workspace.database.read_bytes() == before
 
 
@@ -205,7 +205,7 @@ def test_what_is_no_command_says_what_to_type(
     workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, mentioned: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (line,) = refused(workspace, *shlex.split(command), code=2).splitlines()
+    (line,) = error_of(workspace, *shlex.split(command), code=2).splitlines()
     assert mentioned in line
     assert not list(tmp_path.glob("*.yaml"))
 
@@ -234,7 +234,7 @@ def test_an_option_for_gputui_that_the_script_does_not_have(
     monkeypatch.chdir(tmp_path)
     Path("a.py").write_text("import argparse\np = argparse.ArgumentParser()\np.add_argument('--lr')\np.parse_args()\n")
     Path("plain.py").write_text("print(1)\n")
-    assert meant in refused(workspace, *typed.split(), code=2)
+    assert meant in error_of(workspace, *typed.split(), code=2)
     assert not list(tmp_path.glob("*.yaml"))
 
 

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from tests.machines import Machine
-from tests.ui.cli.program import refused
+from tests.ui.cli.program import error_of
 
 SCRIPT = """
 import json, os, time
@@ -53,4 +53,4 @@ def test_what_cannot_be_compared_is_said(machine: Machine) -> None:
         (("--gpus", "2"), "two"),
         ((), "--gpus 1,2,4"),
     ):
-        assert mentioned in refused(machine.workspace, "bench", "scaling", path, *options, code=2), options
+        assert mentioned in error_of(machine.workspace, "bench", "scaling", path, *options, code=2), options

@@ -13,7 +13,7 @@ from gputui.metrics.log_trial import try_log
 from gputui.metrics.printed import OutputPatterns
 from tests.machines import Machine
 from tests.texts import mentions
-from tests.ui.cli.program import refused, said, shape
+from tests.ui.cli.program import error_of, json_of, output_of
 
 NANOGPT = r"iter (?P<iter>\d+): loss (?P<loss>\S+), time (?P<step_time>\S+),"
 
@@ -31,10 +31,10 @@ def profile(folder: Path, metrics: str) -> str:
 def test_the_verdict_is_the_last_line_and_fits_the_exit_code(workspace: Workspace, tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("print(1)\n")
     (tmp_path / "a.yaml").write_text(f"script: a.py\nlauncher: python\npython: {sys.executable}\ngpus: 0\n")
-    output = said(workspace, "check", "./a.yaml", "--gpus", "0")
+    output = output_of(workspace, "check", "./a.yaml", "--gpus", "0")
     assert mentions(output.splitlines()[-1], "gputui run ./a.yaml", "--gpus 0")
     (tmp_path / "a.py").unlink()
-    assert said(workspace, "check", "./a.yaml", code=2).splitlines()[-1].startswith("✗")
+    assert output_of(workspace, "check", "./a.yaml", code=2).splitlines()[-1].startswith("✗")
 
 
 def test_all_mistakes_are_named_at_once(workspace: Workspace, tmp_path: Path) -> None:
@@ -43,16 +43,18 @@ def test_all_mistakes_are_named_at_once(workspace: Workspace, tmp_path: Path) ->
         "launcher: torchrunn\nscript: ddpp.py\ngpu: 2\nparams: {lr: 0.1, bs: {default: 8, min: 9}}\n"
         "args: --lr {lrr} --batch {bs\nmetrics: {source: output, patterns: ['step (?P<step>\\d+ loss']}\n"
     )
-    launcher, params, pattern, key, program, placeholders = refused(workspace, "check", "./a.yaml", code=2).splitlines()
+    launcher, params, pattern, key, program, placeholders = error_of(
+        workspace, "check", "./a.yaml", code=2
+    ).splitlines()
     assert mentions(launcher, "torchrun?") and mentions(params, "gpus?")
     assert mentions(pattern, "params.bs", "at least 9") and mentions(key, "not a regular expression", "names no metric")
     assert mentions(program, "ddpp.py", "ddp.py?")
     assert mentions(placeholders, "placeholders", "{lrr} in args", "{bs in args", "{lr} and {bs}?")
     # Problems that follow from a wrong key are not reported.
     (tmp_path / "a.yaml").write_text("script: 3\nparams: [lr]\nargs: --lr {lr}\n")
-    assert len(refused(workspace, "check", "./a.yaml", code=2).splitlines()) == 2
+    assert len(error_of(workspace, "check", "./a.yaml", code=2).splitlines()) == 2
     (tmp_path / "a.yaml").write_text("script: ddp.py\nparams: {lr: 1")
-    assert len(refused(workspace, "check", "./a.yaml", code=2).splitlines()) == 1
+    assert len(error_of(workspace, "check", "./a.yaml", code=2).splitlines()) == 1
 
 
 def test_what_would_be_drawn(workspace: Workspace, tmp_path: Path) -> None:
@@ -64,8 +66,8 @@ def test_what_would_be_drawn(workspace: Workspace, tmp_path: Path) -> None:
         "--log",
         "train.log",
     )
-    assert "50 of 52 lines" in said(workspace, *arguments)
-    trial = shape(workspace, *arguments)
+    assert "50 of 52 lines" in output_of(workspace, *arguments)
+    trial = json_of(workspace, *arguments)
     assert trial["metrics"] == [
         {"name": "loss", "count": 50, "first": 4.0, "last": 0.08},
         {"name": "step_time", "count": 50, "first": 0.01, "last": pytest.approx(0.059)},
@@ -75,11 +77,11 @@ def test_what_would_be_drawn(workspace: Workspace, tmp_path: Path) -> None:
 
 def test_a_file_of_its_own_and_a_total(workspace: Workspace, tmp_path: Path) -> None:
     (tmp_path / "log.csv").write_text("step,loss\n1,0.5\n2,0.25\n")
-    trial = shape(workspace, "check", profile(tmp_path, "{source: csv, path: log.csv}"), "--log", "log.csv")
+    trial = json_of(workspace, "check", profile(tmp_path, "{source: csv, path: log.csv}"), "--log", "log.csv")
     assert trial["metrics"] == [{"name": "loss", "count": 2, "first": 0.5, "last": 0.25}]
     (tmp_path / "a.log").write_text("step 3/100 loss 0.5\n")
     metrics = {"source": "output", "patterns": [r"step (?P<step>\d+)/(?P<total_steps>\d+) loss (?P<loss>\S+)"]}
-    assert "step 3 of 100" in said(workspace, "check", profile(tmp_path, json.dumps(metrics)), "--log", "a.log")
+    assert "step 3 of 100" in output_of(workspace, "check", profile(tmp_path, json.dumps(metrics)), "--log", "a.log")
 
 
 def test_which_lines_nearly_matched() -> None:

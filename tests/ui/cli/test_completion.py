@@ -17,7 +17,7 @@ from gputui.ui.main import command
 from tests.homes import Home, open_store
 from tests.stories import search
 from tests.tables import table
-from tests.ui.cli.program import call, said
+from tests.ui.cli.program import call, output_of
 
 
 @pytest.fixture
@@ -117,7 +117,7 @@ def test_a_database_of_another_version_completes_nothing(workspace: Workspace) -
 
 def test_each_shell_has_its_script(workspace: Workspace) -> None:
     for shell in ("bash", "zsh", "fish"):
-        assert "_GPUTUI_COMPLETE" in said(workspace, "completion", shell)
+        assert "_GPUTUI_COMPLETE" in output_of(workspace, "completion", shell)
     assert call(workspace, "completion", "tcsh").code == 2
 
 

@@ -13,7 +13,7 @@ import pytest
 from gputui.core.config import Workspace
 from gputui.ui.cli import help as pages
 from tests.texts import mentions
-from tests.ui.cli.program import refused, said
+from tests.ui.cli.program import error_of, output_of
 
 ROOT = Path(__file__).parents[3]
 TEXTS = [*ROOT.glob("gputui/**/*.py"), *ROOT.glob("trainer/**/*.py")]
@@ -32,14 +32,14 @@ def messages(path: Path) -> Iterator[str]:
 
 
 def test_the_pages_are_listed_with_a_line_each(workspace: Workspace) -> None:
-    listed = said(workspace, "help").splitlines()
+    listed = output_of(workspace, "help").splitlines()
     assert [line.split()[0] for line in listed] == sorted(path.stem for path in (ROOT / "docs").glob("*.md"))
     assert all(len(line.split()) > 2 and len(line) <= 80 for line in listed)
 
 
 @pytest.mark.parametrize("name", pages.topics())
 def test_a_page_in_a_pipe_is_plain_and_leads_to_pages_that_exist(workspace: Workspace, name: str) -> None:
-    text = said(workspace, "help", name)
+    text = output_of(workspace, "help", name)
     assert "\x1b" not in text and not re.search(r"\]\(|!\[|<!--", text)
     assert set(re.findall(r"gputui help ([\w-]+)", text)) <= pages.topics().keys()
     assert max(map(len, text.splitlines())) <= pages.MOST_COLUMNS
@@ -66,8 +66,8 @@ def test_only_a_page_longer_than_the_terminal_is_paged(
 
 
 def test_what_is_no_page_names_the_nearest(workspace: Workspace) -> None:
-    assert "profiles" in refused(workspace, "help", "profils", code=2)
-    assert mentions(refused(workspace, "help", "report", code=2), "gputui report --help")
+    assert "profiles" in error_of(workspace, "help", "profils", code=2)
+    assert mentions(error_of(workspace, "help", "report", code=2), "gputui report --help")
 
 
 def test_messages_and_profiles_name_pages_by_the_command() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.homes import Home
 from tests.stories import overnight
-from tests.ui.cli.program import said
+from tests.ui.cli.program import output_of
 
 RUN = "vit-b16-1"
 
@@ -23,13 +23,15 @@ def home(home: Home) -> Home:
 
 def test_a_plot(home: Home) -> None:
     for options in (["loss", "lr"], ["--axis", "time"], ["--axis", "trained", "--smoothing", "0.9", "loss"]):
-        plot = said(home.workspace, "metrics", RUN, "--plot", *options)
+        plot = output_of(home.workspace, "metrics", RUN, "--plot", *options)
         assert RUN in plot and sum("⠀" < char <= "⣿" for char in plot) > 20
 
 
 def test_files(home: Home, tmp_path: Path) -> None:
     for ending in ("csv", "svg"):
-        assert "wrote" in said(home.workspace, "metrics", RUN, "loss", "--export", str(tmp_path / f"loss.{ending}"))
+        assert "wrote" in output_of(
+            home.workspace, "metrics", RUN, "loss", "--export", str(tmp_path / f"loss.{ending}")
+        )
     rows = list(csv.DictReader((tmp_path / "loss.csv").open()))
     assert {row["name"] for row in rows} >= {"loss"} and all(float(row["low"]) > 0 for row in rows)
     columns = {

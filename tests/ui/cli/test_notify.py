@@ -20,14 +20,14 @@ from tests.homes import open_store
 from tests.http_sinks import http_sink
 from tests.machines import Machine
 from tests.texts import mentions
-from tests.ui.cli.program import refused, said
+from tests.ui.cli.program import error_of, output_of
 
 
 def test_nobody_is_told_before_the_file_is_there(machine: Machine) -> None:
     for arguments in (("notify",), ("notify", "test"), ("run", machine.profile(), "--notify")):
-        assert mentions(refused(machine.workspace, *arguments, code=3), "notify.yaml", "- to: ")
+        assert mentions(error_of(machine.workspace, *arguments, code=3), "notify.yaml", "- to: ")
     machine.workspace.notify.write_text("- {to: tell, event: [alert]}\n")
-    assert mentions(refused(machine.workspace, "notify", code=2), "notify.yaml:1", "events")
+    assert mentions(error_of(machine.workspace, "notify", code=2), "notify.yaml:1", "events")
 
 
 @pytest.mark.parametrize("settings", [recipients_of, machine_overrides])
@@ -42,7 +42,7 @@ def test_settings_of_another_user_are_not_looked_for(
 def test_a_message_is_tried(machine: Machine) -> None:
     with http_sink() as sink:
         machine.workspace.notify.write_text(f"- to: json://127.0.0.1:{sink.port}/x\n- to: 'false'\n")
-        results = json.loads(said(machine.workspace, "notify", "test", "--json", code=1))
+        results = json.loads(output_of(machine.workspace, "notify", "test", "--json", code=1))
         assert [(result["to"], result["sent"]) for result in results] == [("json", True), ("false", False)]
         assert "gputui" in sink.texts()[0]
 
@@ -55,13 +55,13 @@ def test_who_is_told_of_what_and_what_is_unsent(machine: Machine) -> None:
     (pending,) = notices.pending(connection)
     notices.note_delay(connection, pending.notice_id, time.time() + 1e6, "mailbox full")
     connection.close()
-    assert mentions(said(machine.workspace, "notify"), "cat", "1", "run_failed", "alert (error)", "mailbox full")
-    (listed,) = json.loads(said(machine.workspace, "notify", "--json"))
+    assert mentions(output_of(machine.workspace, "notify"), "cat", "1", "run_failed", "alert (error)", "mailbox full")
+    (listed,) = json.loads(output_of(machine.workspace, "notify", "--json"))
     assert (listed["to"], listed["unsent"], listed["problem"]) == ("cat", 1, "mailbox full")
     machine.workspace.notify.write_text("- to: nosuch-program\n- to: nosuch://x\n")
-    problems = [entry["problem"] for entry in json.loads(said(machine.workspace, "notify", "--json"))]
+    problems = [entry["problem"] for entry in json.loads(output_of(machine.workspace, "notify", "--json"))]
     assert mentions(problems[0], "nosuch-program") and mentions(problems[1], "nosuch://")
-    assert "mailbox full" in said(machine.workspace, "--once")
+    assert "mailbox full" in output_of(machine.workspace, "--once")
 
 
 def test_a_failed_run_is_told_once_through_dying_agents(machine: Machine) -> None:

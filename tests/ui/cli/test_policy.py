@@ -14,7 +14,7 @@ from tests.homes import Home
 from tests.machines import Machine
 from tests.stories import overnight
 from tests.texts import mentions
-from tests.ui.cli.program import said, shape
+from tests.ui.cli.program import json_of, output_of
 
 PROFILE = """
     name: small
@@ -30,48 +30,48 @@ PROFILE = """
 
 
 def test_the_ready_policies(machine: Machine) -> None:
-    listed = shape(machine.workspace, "policy")
+    listed = json_of(machine.workspace, "policy")
     assert [policy["name"] for policy in listed] == list(POLICIES)
     assert listed[2]["max_attempts"] == 8 and listed[2]["backoff"]["base_seconds"] == 2.0
-    text = said(machine.workspace, "policy")
+    text = output_of(machine.workspace, "policy")
     assert all(name in text for name in POLICIES)
 
 
 def test_a_policy_in_words_and_as_data(machine: Machine) -> None:
-    text = said(machine.workspace, "policy", "show", "aggressive")
+    text = output_of(machine.workspace, "policy", "show", "aggressive")
     for name, kind in KINDS.items():
         assert name in text
         assert (kind.retry == "never") == (name in text[text.index("never retried:") :])
     assert mentions(text, "rollback 1 + ", "tighter_clip 2")
-    policy = shape(machine.workspace, "policy", "show", "off")
+    policy = json_of(machine.workspace, "policy", "show", "off")
     assert not policy["enabled"] and policy["max_attempts"] == 1 and policy["backoff"] is None
-    assert shape(machine.workspace, "policy", "show")["name"] == "standard"
-    assert json.loads(said(machine.workspace, "policy", "--json", "show", "off")) == policy
+    assert json_of(machine.workspace, "policy", "show")["name"] == "standard"
+    assert json.loads(output_of(machine.workspace, "policy", "--json", "show", "off")) == policy
 
 
 def test_a_profile_says_what_applies_and_what_is_skipped_and_why(machine: Machine) -> None:
     profile = machine.profile("small", PROFILE)
-    policy = shape(machine.workspace, "policy", "show", profile)
+    policy = json_of(machine.workspace, "policy", "show", profile)
     assert (policy["profile"], policy["max_attempts"]) == ("small", 4)
     actions = {action["action"]: action for action in policy["actions"]}
     assert actions["shrink_batch"]["applied"]
     assert actions["shrink_batch"]["changes"] == [{"parameter": "micro", "from": 16, "to": 12}]
     assert not actions["fewer_workers"]["applied"]
     assert mentions(actions["fewer_workers"]["note"], "num_workers")
-    text = said(machine.workspace, "policy", "show", profile)
+    text = output_of(machine.workspace, "policy", "show", profile)
     assert "lowered micro 16 → 12" in text and "skipped" in text and "policy standard, changed" in text
 
 
 def test_trying_changes_nothing_and_shows_no_secret(machine: Machine) -> None:
     profile = machine.profile("small", PROFILE)
-    trial = shape(machine.workspace, "policy", "try", "--incident", "cuda_oom", "--profile", profile)
+    trial = json_of(machine.workspace, "policy", "try", "--incident", "cuda_oom", "--profile", profile)
     first = trial["attempts"][0]
     last = trial["attempts"][-1]
     assert (first["params_before"]["micro"], first["params_after"]["micro"]) == (16, 12)
     assert first["rung"] == 0 and first["resume_from"].endswith("step_00000018.pt")
     assert last["verdict"] == "stop" and trial["stopped"]
     assert "hush" not in json.dumps(trial)
-    text = said(machine.workspace, "policy", "try", "--incident", "cuda_oom", "--profile", profile)
+    text = output_of(machine.workspace, "policy", "try", "--incident", "cuda_oom", "--profile", profile)
     assert "micro  16 → 12" in text and "gradient checkpointing was skipped" in text and "hush" not in text
     assert not machine.workspace.database.exists() and not list(machine.workspace.runs.iterdir())
 
@@ -80,11 +80,11 @@ def test_a_new_run_like_one_as_it_stands(machine: Machine) -> None:
     home = Home(machine.workspace)
     overnight(home)
     home.close()
-    trial = shape(machine.workspace, "policy", "try", "--incident", "cuda_oom", "--run", "vit-b16-1")
+    trial = json_of(machine.workspace, "policy", "try", "--incident", "cuda_oom", "--run", "vit-b16-1")
     first = trial["attempts"][0]
     assert (first["attempt"], first["step"]) == (1, 950)
     assert first["params_before"]["batch_size"] == 384
-    assert shape(machine.workspace, "policy", "show", "vit-b16-1")["run"] == "vit-b16-1"
+    assert json_of(machine.workspace, "policy", "show", "vit-b16-1")["run"] == "vit-b16-1"
 
 
 def test_a_short_run_fails_before_its_end(workspace: Workspace) -> None:
@@ -93,5 +93,5 @@ def test_a_short_run_fails_before_its_end(workspace: Workspace) -> None:
         situation = policy_simulation.fresh(spec)
         assert (situation.fails_at, situation.every) == (fails_at, every)
         assert situation.checkpoints[0].step == fails_at // every * every
-    text = said(workspace, "policy", "try", "--incident", "cuda_oom", "--profile", "digits-ddp")
+    text = output_of(workspace, "policy", "try", "--incident", "cuda_oom", "--profile", "digits-ddp")
     assert mentions(text, "step 142") and mentions(text, "15 steps")

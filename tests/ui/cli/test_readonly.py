@@ -13,7 +13,7 @@ from gputui.ui.cli.context import Verb
 from gputui.ui.main import command
 from tests.homes import Home
 from tests.texts import mentions
-from tests.ui.cli.program import call, refused
+from tests.ui.cli.program import call, error_of
 
 
 @pytest.fixture
@@ -86,7 +86,7 @@ def test_every_command_says_whether_it_changes_anything_and_is_refused_if_it_doe
         assert isinstance(leaf, Verb), f"{path} is no Verb: it does not say whether it changes anything"
         if leaf.changes is False:
             continue
-        text = refused(home.workspace, "--readonly", *path, *arguments(leaf, file), code=3)
+        text = error_of(home.workspace, "--readonly", *path, *arguments(leaf, file), code=3)
         assert mentions(text, *path, "--readonly") and text.count("\n") == 1
         refusals += 1
     assert refusals > 25 and contents(folder) == before
@@ -94,7 +94,7 @@ def test_every_command_says_whether_it_changes_anything_and_is_refused_if_it_doe
 
 def test_a_check_that_starts_something_elsewhere_is_refused(home: Home) -> None:
     home.workspace.targets.write_text("lab: {kind: ssh, host: nowhere.invalid}\n")
-    assert mentions(refused(home.workspace, "--readonly", "target", "check", "lab", code=3), "--readonly")
+    assert mentions(error_of(home.workspace, "--readonly", "target", "check", "lab", code=3), "--readonly")
 
 
 def test_no_home_and_no_agent_are_made(workspace: Workspace, file: Path) -> None:
@@ -102,7 +102,7 @@ def test_no_home_and_no_agent_are_made(workspace: Workspace, file: Path) -> None
     for words, leaf in verbs():
         assert isinstance(leaf, Verb)
         if leaf.changes is not False:
-            refused(absent, "--readonly", *words, *arguments(leaf, file), code=3)
+            error_of(absent, "--readonly", *words, *arguments(leaf, file), code=3)
     for argv in (("--record",), ("gpus",), ("ps",), ("--once",), ("check", "digits-ddp")):
         call(absent, "--readonly", *argv)
     assert not absent.state.parent.exists()

@@ -13,7 +13,7 @@ from gputui.core.config import Workspace
 from tests.conftest import wait_until
 from tests.machines import STEPS_SCRIPT, Machine
 from tests.tables import table
-from tests.ui.cli.program import refused, said
+from tests.ui.cli.program import error_of, output_of
 
 SCRIPT = "import argparse\np = argparse.ArgumentParser()\np.add_argument('--lr', type=float, default=0.1)\n"
 ERRORS = [
@@ -82,7 +82,7 @@ def test_what_a_command_is(
 ) -> None:
     _in_folder(tmp_path, monkeypatch)
     command = next(
-        line for line in said(workspace, "run", "--dry-run", *arguments).splitlines() if line.startswith("command")
+        line for line in output_of(workspace, "run", "--dry-run", *arguments).splitlines() if line.startswith("command")
     )
     assert command.endswith(ending), command
 
@@ -91,8 +91,8 @@ def test_a_name_of_both_is_the_profile(workspace: Workspace, tmp_path: Path, mon
     _in_folder(tmp_path, monkeypatch)
     (tmp_path / "profiles").mkdir(exist_ok=True)
     (tmp_path / "profiles" / "env.yaml").write_text("command: echo of the profile\ngpus: 0\n")
-    assert "echo of the profile" in said(workspace, "run", "env", "--dry-run")
-    assert "of the profile" not in said(workspace, "run", "--dry-run", "--", "env")
+    assert "echo of the profile" in output_of(workspace, "run", "env", "--dry-run")
+    assert "of the profile" not in output_of(workspace, "run", "--dry-run", "--", "env")
 
 
 @table(
@@ -104,7 +104,7 @@ def test_the_profile_limits_the_time_unless_the_command_does(
 ) -> None:
     profile = tmp_path / "night.yaml"
     profile.write_text("command: echo done\ngpus: 0\ntime: 8h\n")
-    lines = said(workspace, "run", "--dry-run", str(profile), *arguments).splitlines()
+    lines = output_of(workspace, "run", "--dry-run", str(profile), *arguments).splitlines()
     assert [line.split(maxsplit=2)[2] for line in lines if line.startswith("time limit")] == [limit]
 
 
@@ -113,7 +113,7 @@ def test_what_cannot_be_run(
     workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], mentioned: str
 ) -> None:
     _in_folder(tmp_path, monkeypatch)
-    text = refused(workspace, "run", "--dry-run", *arguments, code=2)
+    text = error_of(workspace, "run", "--dry-run", *arguments, code=2)
     assert mentioned in text and len(text.splitlines()) == 1
 
 

@@ -24,7 +24,7 @@ from tests.ledgers import ledger_row
 from tests.machines import Machine
 from tests.metrics.tracker_files import append, chunked, event, events_of, history
 from tests.stories import bad_night, overnight
-from tests.ui.cli.program import said, shape
+from tests.ui.cli.program import json_of, output_of
 
 
 def stopped(machine: Machine) -> str:
@@ -49,23 +49,23 @@ def test_waiting_shows_the_incident_the_decision_and_the_story(machine: Machine)
 
 
 def test_commands_without_a_run_take_the_newest(home: Home, workspace: Workspace) -> None:
-    assert "no runs yet" in said(workspace, "ps", "--active")
+    assert "no runs yet" in output_of(workspace, "ps", "--active")
     for number in (1, 2):
         home.run(f"steps-{number}", "succeeded", ended_ago=10.0)
         home.attempt(f"steps-{number}", 1, "succeeded", ended_ago=10.0)
-    assert shape(workspace, "show")["id"] == "steps-2"
-    assert said(workspace, "explain") == said(workspace, "explain", "steps-2")
-    assert "2 that are over" in said(workspace, "ps", "--active")
-    assert shape(workspace, "ps", "--active") == []
+    assert json_of(workspace, "show")["id"] == "steps-2"
+    assert output_of(workspace, "explain") == output_of(workspace, "explain", "steps-2")
+    assert "2 that are over" in output_of(workspace, "ps", "--active")
+    assert json_of(workspace, "ps", "--active") == []
 
 
 def test_a_list_names_each_profile_where_one_is_not_told_by_a_run_s_name(home: Home, workspace: Workspace) -> None:
     home.run("steps-1", "succeeded", ended_ago=10.0)
     home.connection.execute("UPDATE runs SET profile = 'steps'")
-    assert "PROFILE" not in said(workspace, "ps")
+    assert "PROFILE" not in output_of(workspace, "ps")
     home.run("typo-1", "failed", ended_ago=10.0)
     home.connection.execute("UPDATE runs SET profile = 'steps'")
-    head, *rows = said(workspace, "ps").splitlines()
+    head, *rows = output_of(workspace, "ps").splitlines()
     assert "PROFILE" in head and all("  steps  " in row for row in rows if "-1" in row)
 
 
@@ -81,7 +81,7 @@ def test_a_finished_run_keeps_its_last_step_and_loss_in_the_list(home: Home, wor
     home.run("steps-1", "succeeded", ended_ago=10.0)
     home.attempt("steps-1", 1, "succeeded", ended_ago=10.0)
     home.metrics("steps-1", 1, [{"step": step, "time": home.now - 20, "loss": 1 / (step + 1)} for step in range(3)])
-    heads, row = (line.split() for line in said(workspace, "ps").splitlines()[:2])
+    heads, row = (line.split() for line in output_of(workspace, "ps").splitlines()[:2])
     assert (row[heads.index("STEP")], row[heads.index("LOSS")]) == ("2", "0.3333")
 
 
@@ -208,12 +208,12 @@ def test_an_explanation_as_json_has_what_show_has_and_the_paragraphs(home: Home,
     bad_night(home)
     folder = workspace.run_dir("vit-b16-1") / "incidents" / "1-cuda_oom"
     folder.mkdir(parents=True)
-    explained = shape(workspace, "explain", "vit-b16-1")
-    run = shape(workspace, "show", "vit-b16-1")
+    explained = json_of(workspace, "explain", "vit-b16-1")
+    run = json_of(workspace, "show", "vit-b16-1")
     assert explained["attempts"][:2] == run["attempts"][:2] and explained["cost_of_failures"] == run["cost_of_failures"]
     assert set(explained) - set(run) == {"paragraphs", "alerts", "evidence_folders"}
-    printed = " ".join(said(workspace, "explain", "vit-b16-1").split())
+    printed = " ".join(output_of(workspace, "explain", "vit-b16-1").split())
     assert all(paragraph in printed for paragraph in explained["paragraphs"]) and len(explained["paragraphs"]) >= 5
     assert [alert["rule"] for alert in explained["alerts"]].count("gradient_norm") == 1
-    assert explained["evidence_folders"] == shape(workspace, "explain", "vit-b16-1", "--evidence") == [str(folder)]
-    assert shape(workspace, "explain", "resnet50-2", "--evidence") == []
+    assert explained["evidence_folders"] == json_of(workspace, "explain", "vit-b16-1", "--evidence") == [str(folder)]
+    assert json_of(workspace, "explain", "resnet50-2", "--evidence") == []

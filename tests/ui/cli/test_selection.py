@@ -16,7 +16,7 @@ from tests.homes import Home
 from tests.machines import Machine
 from tests.tables import table
 from tests.texts import mentions
-from tests.ui.cli.program import call, refused, said, shape
+from tests.ui.cli.program import call, error_of, json_of, output_of
 
 DAY = 86_400.0
 
@@ -36,7 +36,7 @@ def home(workspace: Workspace) -> Iterator[Home]:
 
 @pytest.mark.parametrize("verb", ["stop", "rm", "resume", "restart", "label"])
 def test_a_command_without_runs_and_filters_is_wrong(home: Home, verb: str) -> None:
-    assert mentions(refused(home.workspace, verb, code=2), verb, "--help")
+    assert mentions(error_of(home.workspace, verb, code=2), verb, "--help")
 
 
 @table(
@@ -64,9 +64,9 @@ def test_a_command_without_runs_and_filters_is_wrong(home: Home, verb: str) -> N
 def test_a_rehearsal_lists_what_would_be_acted_on(
     home: Home, arguments: tuple[str, ...], ids: list[str], code: int
 ) -> None:
-    listed = shape(home.workspace, *arguments, "--dry-run", code=code)
+    listed = json_of(home.workspace, *arguments, "--dry-run", code=code)
     assert [run["id"] for run in listed] == ids
-    table = said(home.workspace, *arguments, "--dry-run", code=code)
+    table = output_of(home.workspace, *arguments, "--dry-run", code=code)
     assert mentions(table, *ids)
     assert call(home.workspace, "--readonly", *arguments, "--dry-run").code == code
 
@@ -74,33 +74,35 @@ def test_a_rehearsal_lists_what_would_be_acted_on(
 def test_what_cannot_be_acted_on_is_named_by_reason(home: Home) -> None:
     home.attempt("new-1", 1, "stopped", ended_ago=DAY)
     note_scan(home.connection, "new-1", 1, "/c", home.now)
-    text = said(home.workspace, "resume", "--older", "0s", "--dry-run")
+    text = output_of(home.workspace, "resume", "--older", "0s", "--dry-run")
     assert mentions(text, "old-1", "1 run,")
     assert mentions(text, "old-2: complete", "new-1: no checkpoint", "live-1: not ended yet")
     for name in ("one", "two", "three"):
         home.run(name, "succeeded", name="old", ended_ago=DAY)
-    assert mentions(said(home.workspace, "resume", "--older", "0s", "--dry-run"), "4 other runs cannot", "complete")
-    error = said(home.workspace, "resume", "one", "two", "three", "old-2", "--dry-run", code=3)
+    assert mentions(
+        output_of(home.workspace, "resume", "--older", "0s", "--dry-run"), "4 other runs cannot", "complete"
+    )
+    error = output_of(home.workspace, "resume", "one", "two", "three", "old-2", "--dry-run", code=3)
     assert "one, two, three, old-2: complete" in error
 
 
 def test_a_listed_run_has_its_age_and_size(home: Home) -> None:
-    (run,) = shape(home.workspace, "rm", "old-1", "--dry-run")
+    (run,) = json_of(home.workspace, "rm", "old-1", "--dry-run")
     assert run["state"] == "failed" and run["age_seconds"] > 40 * DAY and 100_000 <= run["size_bytes"] < 200_000
-    assert mentions(said(home.workspace, "rm", "--older", "30d", "--dry-run"), "KiB", "2 runs", "KiB")
+    assert mentions(output_of(home.workspace, "rm", "--older", "30d", "--dry-run"), "KiB", "2 runs", "KiB")
 
 
 def test_what_nobody_was_asked_about_is_refused(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     done = call(home.workspace, "rm", "--older", "30d")
     assert done.code == 3 and "--yes" in done.stderr and mentions(done.stdout, "old-1", "old-2")
-    assert "--yes" in refused(home.workspace, "rm", "--older", "30d", "--json", code=3)
-    assert refused(home.workspace, "rm", "--tag", "none", code=3)
+    assert "--yes" in error_of(home.workspace, "rm", "--older", "30d", "--json", code=3)
+    assert error_of(home.workspace, "rm", "--tag", "none", code=3)
     done = call(home.workspace, "rm", "nobody-1", "old-1", "--dry-run", "--json")
     assert done.code == 3 and [run["id"] for run in json.loads(done.stdout)] == ["old-1"]
     monkeypatch.setattr(selection, "can_ask", lambda: True)
     monkeypatch.setattr("click.confirm", lambda _words, **_options: False)
     assert call(home.workspace, "rm", "--older", "30d").code == 3
-    assert len(shape(home.workspace, "ps")) == 4
+    assert len(json_of(home.workspace, "ps")) == 4
 
 
 @table(
@@ -112,7 +114,7 @@ def test_what_nobody_was_asked_about_is_refused(home: Home, monkeypatch: pytest.
     ],
 )  # fmt: skip
 def test_what_is_for_one_run_or_makes_no_sense(home: Home, arguments: tuple[str, ...]) -> None:
-    assert refused(home.workspace, *arguments, code=2).count("\n") == 1
+    assert error_of(home.workspace, *arguments, code=2).count("\n") == 1
 
 
 def test_runs_are_removed_as_confirmed_and_failures_do_not_end_it(machine: Machine) -> None:
@@ -133,14 +135,14 @@ def test_runs_are_removed_as_confirmed_and_failures_do_not_end_it(machine: Machi
 
 
 def test_sizes_are_in_wide_lists(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes = {run["id"]: run["size_bytes"] for run in shape(home.workspace, "ps")}
-    assert sizes["old-1"] >= 100_000 and shape(home.workspace, "show", "old-1")["size_bytes"] == sizes["old-1"]
+    sizes = {run["id"]: run["size_bytes"] for run in json_of(home.workspace, "ps")}
+    assert sizes["old-1"] >= 100_000 and json_of(home.workspace, "show", "old-1")["size_bytes"] == sizes["old-1"]
     home.connection.execute("INSERT INTO run_sizes (run_id, size_bytes) VALUES ('old-1', 5)")
-    assert {run["id"]: run["size_bytes"] for run in shape(home.workspace, "ps")} == {**sizes, "old-1": 5}
+    assert {run["id"]: run["size_bytes"] for run in json_of(home.workspace, "ps")} == {**sizes, "old-1": 5}
     monkeypatch.setattr("gputui.ui.cli.ps.is_wide", lambda: False)
-    assert "SIZE" not in said(home.workspace, "ps")
+    assert "SIZE" not in output_of(home.workspace, "ps")
     monkeypatch.setattr("gputui.ui.cli.ps.is_wide", lambda: True)
-    assert "SIZE" in said(home.workspace, "ps")
+    assert "SIZE" in output_of(home.workspace, "ps")
 
 
 def test_runs_are_listed_in_an_order_with_unknown_values_last(home: Home) -> None:
@@ -150,10 +152,10 @@ def test_runs_are_listed_in_an_order_with_unknown_values_last(home: Home) -> Non
         home.metrics(run_id, 1, lines)
 
     def ids(*arguments: str) -> list[str]:
-        return [run["id"] for run in shape(home.workspace, "ps", *arguments)]
+        return [run["id"] for run in json_of(home.workspace, "ps", *arguments)]
 
     assert ids("--sort", "loss")[:2] == ["new-1", "old-1"]
     assert ids("--sort", "started") == ["new-1", "old-2", "old-1", "live-1"]
     assert ids("--sort", "size")[0] == "old-1"
     assert ids("--older", "30d", "--state", "succeeded", "--state", "failed") == ["old-2", "old-1"]
-    assert ids("--profile", "none") == [] and said(home.workspace, "ps", "--profile", "none").count("\n") == 1
+    assert ids("--profile", "none") == [] and output_of(home.workspace, "ps", "--profile", "none").count("\n") == 1

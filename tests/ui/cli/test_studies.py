@@ -20,7 +20,7 @@ from tests.homes import GIB, Home
 from tests.stories import search
 from tests.tables import table
 from tests.texts import mentions
-from tests.ui.cli.program import call, refused, said, shape
+from tests.ui.cli.program import call, error_of, json_of, output_of
 
 PROFILE = """
 name: small
@@ -53,10 +53,10 @@ def test_trials_that_fit_on_a_gpu_together_are_counted(tmp_path: Path) -> None:
             home.metrics("small-1", 1, [{"step": 1, "gpu_mem_peak": peak_gib * GIB}])
         home.close()
         arguments = ("study", "check", str(tmp_path / "s.yaml"), "--dry-run")
-        plan = shape(workspace, *arguments)
+        plan = json_of(workspace, *arguments)
         counted = (plan["trials"], plan["trials_per_gpu"], plan["parallel"])
         assert counted == (8, sharing, 2 * sharing), peak_gib
-        assert ("sharing a GPU" in said(workspace, *arguments)) is (sharing > 1), peak_gib
+        assert ("sharing a GPU" in output_of(workspace, *arguments)) is (sharing > 1), peak_gib
 
 
 def test_a_grid_on_a_target_asks_for_no_gpu_of_this_machine(tmp_path: Path) -> None:
@@ -65,12 +65,12 @@ def test_a_grid_on_a_target_asks_for_no_gpu_of_this_machine(tmp_path: Path) -> N
     workspace.create()
     workspace.targets.write_text("lab: {kind: slurm}\n")
     arguments = ("study", "run", str(tmp_path / "small.yaml"), "--grid", "lr=1,2,3", "--on", "lab", "--parallel", "3")
-    plan = shape(workspace, *arguments, "--dry-run")
+    plan = json_of(workspace, *arguments, "--dry-run")
     assert (plan["target"], plan["parallel"], plan["gpus_per_trial"]) == ("lab", 3, 4)
-    assert "--parallel" in refused(workspace, *arguments[:-2], code=2)
-    assert "--set" in refused(workspace, *arguments[:3], "--set", "lr=1", code=2)
-    assert f"\nfrom {workspace.targets}" in said(workspace, "target", "list")
-    assert "gone" in refused(workspace, *arguments[:6], "gone", code=2)
+    assert "--parallel" in error_of(workspace, *arguments[:-2], code=2)
+    assert "--set" in error_of(workspace, *arguments[:3], "--set", "lr=1", code=2)
+    assert f"\nfrom {workspace.targets}" in output_of(workspace, "target", "list")
+    assert "gone" in error_of(workspace, *arguments[:6], "gone", code=2)
 
 
 @table(
@@ -133,7 +133,7 @@ def test_a_grid_of_a_command_on_a_machine_without_gpus(home: Home, workspace: Wo
     home.agent()
     (tmp_path / "a.py").write_text("")
     options = ("--dry-run", "--json", "--grid", "lr=1,2")
-    plan = json.loads(said(workspace, "study", "run", *options, str(tmp_path / "a.py"), "--lr", "1"))
+    plan = json.loads(output_of(workspace, "study", "run", *options, str(tmp_path / "a.py"), "--lr", "1"))
     assert (plan["gpus_per_trial"], plan["parallel"]) == (0, 1)
 
 
@@ -142,19 +142,19 @@ def test_a_report_is_printed_or_written_to_a_folder_or_json(home: Home, workspac
     search(home, state="finished", reason="its 14 trials are done")
     home.connection.execute("UPDATE studies SET problem = 'its process failed twice'")
     for arguments in (("study", "list"), ("study", "show")):
-        assert "its 14 trials are done; its process failed twice" in said(workspace, *arguments), arguments
-    assert shape(workspace, "study", "show")["problem"] == "its process failed twice"
-    lines = said(workspace, "study", "report").splitlines()
+        assert "its 14 trials are done; its process failed twice" in output_of(workspace, *arguments), arguments
+    assert json_of(workspace, "study", "show")["problem"] == "its process failed twice"
+    lines = output_of(workspace, "study", "report").splitlines()
     assert lines[0] == "# Study lr-search-1" and "## Best trials" in lines
     assert sum(line.startswith("| ") for line in lines) > 10
 
-    report = shape(workspace, "study", "report")
+    report = json_of(workspace, "study", "report")
     assert report["id"] == "lr-search-1" and report["best"][0]["command"].startswith("gputui run vit --set lr=")
     assert {trial["state"] for trial in report["not_complete"]} == {"pruned"} and 0 < report["saved_share"] < 1
     assert {importance["name"] for importance in report["importances"]} == {"lr", "batch_size", "optimizer"}
 
     out = tmp_path / "out"
-    said(workspace, "study", "report", "lr-search", "--out", str(out))
+    output_of(workspace, "study", "report", "lr-search", "--out", str(out))
     names = {path.name for path in out.iterdir()}
     assert {"report.md", "report.html", "values.svg", "curves.svg", "over-lr.svg"} <= names
     assert (out / "report.html").read_text().count("<svg") == sum(name.endswith(".svg") for name in names)

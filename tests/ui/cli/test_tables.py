@@ -11,7 +11,7 @@ from gputui.recovery.watch.rules import RULES
 from gputui.ui.cli import context, explain
 from gputui.ui.cli.context import table_lines
 from tests.homes import Home, add_boundary
-from tests.ui.cli.program import said
+from tests.ui.cli.program import output_of
 
 HEADER = ("RUN", "SIZE", "STATE", "")
 ROWS = [
@@ -64,7 +64,7 @@ def test_a_long_name_gives_way_first() -> None:
 
 
 def test_every_threshold_of_the_rules_is_whole(workspace: Workspace, narrow: int) -> None:
-    text, _, _ = said(workspace, "alerts", "rules").partition("\n\n")
+    text, _, _ = output_of(workspace, "alerts", "rules").partition("\n\n")
     assert max(map(cell_width, text.splitlines())) <= narrow and "…" not in text
     for rule in RULES.values():
         for threshold in rule.thresholds:
@@ -76,7 +76,7 @@ def test_a_metric_with_a_long_name(home: Home, workspace: Workspace, narrow: int
     home.attempt("long-1", 1)
     home.metrics("long-1", 1, [{"step": 1, "x" * 3000 + "-loss": 2.5}])
     add_boundary(home.connection, 1, offset=0)
-    _, row = said(workspace, "metrics", "long-1").splitlines()
+    _, row = output_of(workspace, "metrics", "long-1").splitlines()
     assert "…" in row and "-loss  2.5" in row and cell_width(row) <= narrow
-    (line,) = [line for line in said(workspace, "show", "long-1").splitlines() if line.startswith("metrics")]
+    (line,) = [line for line in output_of(workspace, "show", "long-1").splitlines() if line.startswith("metrics")]
     assert "-loss" in line and cell_width(line.partition(", from ")[0]) <= narrow

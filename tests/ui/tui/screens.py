@@ -54,7 +54,7 @@ def feed_of(app: GputuiApp) -> StillFeed:
     return app.feed
 
 
-def asked(home: Home) -> list[tuple[str, str | None, dict[str, Any]]]:
+def commands_of(home: Home) -> list[tuple[str, str | None, dict[str, Any]]]:
     """The commands that were sent, always in the name of this process."""
     rows = home.connection.execute("SELECT verb, run_id, args FROM commands ORDER BY command_id").fetchall()
     commands = [(verb, run_id, json.loads(args)) for verb, run_id, args in rows]
@@ -62,7 +62,7 @@ def asked(home: Home) -> list[tuple[str, str | None, dict[str, Any]]]:
     return commands
 
 
-async def until(pilot: Pilot[Any], is_so: Callable[[], bool], seconds: float = 60.0) -> None:
+async def wait_for(pilot: Pilot[Any], is_so: Callable[[], bool], seconds: float = 60.0) -> None:
     end = time.monotonic() + seconds
     while not is_so():
         assert time.monotonic() < end, "it did not come to this"
@@ -80,7 +80,7 @@ async def open_form(pilot: Pilot[Any], app: GputuiApp, typed: str = "") -> None:
     await pilot.press("n")
     choosing = app.screen
     assert isinstance(choosing, ChooseProfileScreen)
-    await until(pilot, lambda: choosing.rows is not None)
+    await wait_for(pilot, lambda: choosing.rows is not None)
     await pilot.press(*typed, "enter")
     await pilot.pause()
 

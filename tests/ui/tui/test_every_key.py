@@ -24,7 +24,7 @@ from tests.stories import bad_night
 from tests.ui.tui.conftest import MakeApp
 from tests.ui.tui.emulator import Terminal, repaint
 from tests.ui.tui.hostile import CORPUS, MARK, fill
-from tests.ui.tui.screens import until
+from tests.ui.tui.screens import wait_for
 
 # All that the screen itself ever writes beside text: colours, moves (backspace and return are two), "erase display" and
 # the question for the cursor.
@@ -84,7 +84,7 @@ class Watched:
     async def look(self, pilot: Pilot[Any]) -> None:
         """Assert that the wanted cells are shown: no text has moved the cursor. A frame that falls
         into a batch of updates is written a little later."""
-        await until(pilot, lambda: not self.app._cell_grid.is_pending)
+        await wait_for(pilot, lambda: not self.app._cell_grid.is_pending)
         wrong = self.terminal.wrong_cells(self.app._cell_grid)
         assert not wrong, wrong[:3]
         self.seen += self.terminal.text
@@ -96,7 +96,7 @@ def check_told(sequence: str) -> None:
     assert re.fullmatch(f"({whole})*", sequence), repr(sequence)
 
 
-def whole(app: GputuiApp) -> object:
+def look_of(app: GputuiApp) -> object:
     return [(type(screen), [pane._lines for pane in screen.query(Pane)]) for screen in app.screen_stack]
 
 
@@ -114,7 +114,7 @@ async def go_to(app: GputuiApp, pilot: Pilot[int], scope: Scope) -> ActionScreen
 async def at_rest(pilot: Pilot[int]) -> None:
     """Wait for what is done in threads and may open a page, or begin another thread."""
     for _ in range(3):
-        await until(pilot, lambda: not WORK & {thread.name for thread in threading.enumerate()})
+        await wait_for(pilot, lambda: not WORK & {thread.name for thread in threading.enumerate()})
         await pilot.pause()
 
 
@@ -153,18 +153,18 @@ async def test_every_key_leads_to_its_action_and_no_text_controls_the_terminal(
             for key in action.keys:
                 app.say("")
                 before = len(performed)
-                before_key = whole(app)
+                before_key = look_of(app)
                 await pilot.press(key)
                 await at_rest(pilot)
                 assert performed[before:] == [action.name], f"{key} on {scope}"
-                if action.name in carried_out - resting and whole(app) == before_key:
+                if action.name in carried_out - resting and look_of(app) == before_key:
                     # At the end of a list the action has no effect; after its opposite it must have one.
                     for namesake in actions_in(scope):
                         if namesake.phrase == action.phrase and namesake is not action:
                             carry_out(app, namesake.name)
-                    before_key = whole(app)
+                    before_key = look_of(app)
                     carry_out(app, action.name)
-                    await until(pilot, lambda before_key=before_key: whole(app) != before_key)
+                    await wait_for(pilot, lambda before_key=before_key: look_of(app) != before_key)
                 carried_out.discard(action.name)
                 watched.seen += watched.terminal.text
                 if app.screen is page and page.line is not None:

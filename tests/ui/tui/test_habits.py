@@ -64,7 +64,7 @@ def line_with(app: PtyApp, text: str) -> int:
     return next(y for y, line in enumerate(app.terminal.lines) if text in line)
 
 
-def still(app: PtyApp) -> list[str]:
+def settled_lines(app: PtyApp) -> list[str]:
     """The lines of the screen without what grows with time: ages, and the GPU-hours that a silent run costs."""
     return [re.sub(r"\b\d+ h \d\d\b|\b[\d.]+ GPU-hours", "…", line) for line in app.terminal.lines]
 
@@ -165,7 +165,7 @@ def test_title_and_bell_tell_the_worst_and_are_taken_back(open_screen: Callable,
 
 def test_ctrl_z_gives_the_terminal_back_and_fg_takes_it_again(open_screen: Callable) -> None:
     with open_screen(title=True) as app:
-        before = still(app)
+        before = settled_lines(app)
         mark = len(app.output)
         app.type("\x1a")
         app.read_until(lambda: app.is_stopped)
@@ -177,7 +177,7 @@ def test_ctrl_z_gives_the_terminal_back_and_fg_takes_it_again(open_screen: Calla
         mark = len(app.output)
         app.terminal.fill_with_garbage()
         os.kill(app.process.pid, signal.SIGCONT)
-        app.read_until(lambda: still(app)[1:8] == before[1:8])
+        app.read_until(lambda: settled_lines(app)[1:8] == before[1:8])
         output = bytes(app.output[mark:])
         assert MOUSE_ON in output and b"\x1b[22;2t" in output and b"\x1b]2;" in output
 

@@ -27,14 +27,14 @@ from tests.ui.tui.conftest import MakeApp
 from tests.ui.tui.screens import (
     SMALL,
     WIDE,
-    asked,
+    commands_of,
     feed_of,
     form_of,
     open_form,
     overview,
     screen_text,
     text,
-    until,
+    wait_for,
 )
 
 # --- the overview
@@ -49,7 +49,7 @@ async def test_the_first_frame_is_full(app: GputuiApp) -> None:
         heights = [pane.size.height for pane in app.screen.query(Pane)]
         assert sum(heights) == 24
         await pilot.resize_terminal(*WIDE)
-        await until(pilot, lambda: " 10 min " in text(app, "charts"))
+        await wait_for(pilot, lambda: " 10 min " in text(app, "charts"))
         await pilot.pause()
         lower = app.screen.query_one("#lower").size.height
         beside = {"processes", "events"}
@@ -92,11 +92,11 @@ async def test_the_filter_narrows_the_table_while_typing(app: GputuiApp) -> None
 async def test_a_terminal_that_is_too_small_is_told(app: GputuiApp) -> None:
     async with app.run_test(size=(160, 48)) as pilot:
         await pilot.resize_terminal(30, 6)
-        await until(pilot, lambda: text(app, "notice") != "")
+        await wait_for(pilot, lambda: text(app, "notice") != "")
         assert mentions(text(app, "notice"), "30×6", "\n", "40×9")
         assert text(app, "gpus") == "" == text(app, "charts")
         await pilot.resize_terminal(160, 48)
-        await until(pilot, lambda: text(app, "notice") == "")
+        await wait_for(pilot, lambda: text(app, "notice") == "")
         assert "gpt2-124m-1 r0" in text(app, "gpus")
         assert " 10 min " in text(app, "charts")
 
@@ -111,8 +111,8 @@ async def test_a_terminal_grows_and_shrinks_below_a_dialog(app: GputuiApp, key: 
             await pilot.resize_terminal(width, height)
             is_small = (width, height) == (30, 6)
             end = ("40×9.",) if is_small else (f"esc {dialog.keys[-1][1]}",)
-            await until(pilot, lambda end=end: screen_text(app).rstrip().endswith(end))
-            await until(pilot, lambda is_small=is_small: (dialog.pane.text == "") == is_small)
+            await wait_for(pilot, lambda end=end: screen_text(app).rstrip().endswith(end))
+            await wait_for(pilot, lambda is_small=is_small: (dialog.pane.text == "") == is_small)
             assert app.screen is dialog and ("╰" in screen_text(app)) != is_small, (width, height)
         await pilot.press("escape")
         assert app.screen is overview(app)
@@ -166,12 +166,12 @@ async def test_stopping_asks_first_and_shows_the_answer(app: GputuiApp, home: Ho
         assert isinstance(app.screen, ConfirmScreen)
         for no in ("n", "enter", "escape"):
             await pilot.press(no)
-            assert isinstance(app.screen, OverviewScreen) and asked(home) == []
+            assert isinstance(app.screen, OverviewScreen) and commands_of(home) == []
             await pilot.press("s")
         await pilot.press("n")
         await pilot.press("s", "y")
-        await until(pilot, lambda: len(asked(home)) == 1 and bool(feed_of(app).watched))
-        assert asked(home) == [("stop", "vit-b16-1", {"now": False})]
+        await wait_for(pilot, lambda: len(commands_of(home)) == 1 and bool(feed_of(app).watched))
+        assert commands_of(home) == [("stop", "vit-b16-1", {"now": False})]
         assert "Stop vit-b16-1…" in text(app, "message")
         result = {"id": "vit-b16-1", "state": "stopping"}
         commands.give_answer(home.connection, 1, "done", now=home.now, result=result)
@@ -200,9 +200,9 @@ async def test_what_the_agent_does_not_answer_is_withdrawn(
 
     async with app.run_test(size=SMALL) as pilot:
         await pilot.press("s", "y")
-        await until(pilot, lambda: bool(feed_of(app).watched))
+        await wait_for(pilot, lambda: bool(feed_of(app).watched))
         assert list(app.unanswered.values()) == ["Stop vit-b16-1"]
-        await until(pilot, lambda: state() == ("refused", "not answered in time"))
+        await wait_for(pilot, lambda: state() == ("refused", "not answered in time"))
         feed_of(app).refresh()
         await pilot.pause()
         assert "Stop vit-b16-1: refused" in text(app, "message") and not app.unanswered
@@ -211,8 +211,8 @@ async def test_what_the_agent_does_not_answer_is_withdrawn(
 async def test_a_refusal_is_shown_with_its_reason(app: GputuiApp, home: Home) -> None:
     async with app.run_test(size=SMALL) as pilot:
         await pilot.press("G", "r", "r")
-        await until(pilot, lambda: bool(feed_of(app).watched))
-        assert asked(home) == [("resume", "resnet50-2", {"set": {}})]
+        await wait_for(pilot, lambda: bool(feed_of(app).watched))
+        assert commands_of(home) == [("resume", "resnet50-2", {"set": {}})]
         commands.give_answer(home.connection, 1, "refused", now=1.0, reason="no valid checkpoint in /x")
         feed_of(app).refresh()
         await pilot.pause()
@@ -229,8 +229,8 @@ async def test_restarting_removing_and_resuming_a_complete_run_ask_first(app: Gp
             assert isinstance(app.screen, ConfirmScreen), keys
             await pilot.press("y")
             commands.append((verb, "resnet50-2", {}))
-            await until(pilot, lambda: len(asked(home)) == len(commands))
-            assert asked(home) == commands
+            await wait_for(pilot, lambda: len(commands_of(home)) == len(commands))
+            assert commands_of(home) == commands
         home.end_run("resnet50-2", "succeeded")
         feed_of(app).refresh()
         await pilot.press("G", "r", "r")
@@ -241,7 +241,7 @@ async def test_a_store_that_is_not_there_is_told(app: GputuiApp, workspace: Work
     async with app.run_test(size=SMALL) as pilot:
         workspace.database.rename(workspace.database.with_name("elsewhere"))
         await pilot.press("s", "y")
-        await until(pilot, lambda: "Cannot ask the agent" in text(app, "message"))
+        await wait_for(pilot, lambda: "Cannot ask the agent" in text(app, "message"))
         assert not workspace.database.exists(), "asking makes no new store"
 
 
@@ -304,18 +304,18 @@ async def test_the_palette_finds_actions_and_runs(app: GputuiApp) -> None:
 async def test_launching_with_a_changed_parameter(app: GputuiApp, home: Home, profile: Path) -> None:
     async with app.run_test(size=SMALL) as pilot:
         await open_form(pilot, app)
-        await until(pilot, lambda: form_of(app).plan is not None and form_of(app).plan.spec is not None)  # type: ignore[union-attr]
+        await wait_for(pilot, lambda: form_of(app).plan is not None and form_of(app).plan.spec is not None)  # type: ignore[union-attr]
         assert "--steps 10" in text(app, "list") and "how many steps" in text(app, "list")
         await pilot.press("down", "down", *"25")  # what is typed takes the place of the 10
-        await until(pilot, lambda: "--steps 25" in text(app, "list"))
+        await wait_for(pilot, lambda: "--steps 25" in text(app, "list"))
         assert "was 10" in text(app, "list")
         await pilot.press("up", "down", "backspace", *"6", "home", "delete", "left", *"2")  # an editing key changes it
-        await until(pilot, lambda: "--steps 26" in text(app, "list"))
+        await wait_for(pilot, lambda: "--steps 26" in text(app, "list"))
         await pilot.press("backspace", *"2")
         await pilot.press("enter")
-        await until(pilot, lambda: bool(feed_of(app).watched))
+        await wait_for(pilot, lambda: bool(feed_of(app).watched))
         assert isinstance(app.screen, OverviewScreen)
-        [(verb, _, args)] = asked(home)
+        [(verb, _, args)] = commands_of(home)
         assert verb == "run" and args["name"] == "tiny"
         spec = json.loads((app.workspace.state / "inbox" / f"{args['ticket']}.json").read_text())
         assert spec["params"] == {"steps": 26, "lr": 0.5}
@@ -330,38 +330,38 @@ async def test_launching_with_a_changed_parameter(app: GputuiApp, home: Home, pr
 async def test_mistakes_show_while_typing_and_keep_it_from_starting(app: GputuiApp, home: Home, profile: Path) -> None:
     async with app.run_test(size=SMALL) as pilot:
         await open_form(pilot, app)
-        await until(pilot, lambda: form_of(app).plan is not None)
+        await wait_for(pilot, lambda: form_of(app).plan is not None)
         await pilot.press("down", "down", "ctrl+u", *"lots")
         assert mentions(text(app, "list"), "✗", "whole number", "1 to 100")
         await pilot.press("enter")
-        assert isinstance(app.screen, LaunchScreen) and asked(home) == []
+        assert isinstance(app.screen, LaunchScreen) and commands_of(home) == []
         await pilot.press("up", "up", "ctrl+u", *"99")
         await pilot.press("down", "down", "ctrl+u", *"5")
-        await until(pilot, lambda: "99" in (form_of(app).plan.blocked_by or "") if form_of(app).plan else False)  # type: ignore[union-attr]
+        await wait_for(pilot, lambda: "99" in (form_of(app).plan.blocked_by or "") if form_of(app).plan else False)  # type: ignore[union-attr]
         await pilot.press("enter")
-        assert isinstance(app.screen, LaunchScreen) and asked(home) == []
+        assert isinstance(app.screen, LaunchScreen) and commands_of(home) == []
 
 
 async def test_enter_typed_ahead_of_the_checks_waits_for_them(app: GputuiApp, home: Home, profile: Path) -> None:
     async with app.run_test(size=SMALL) as pilot:
         await open_form(pilot, app)
-        await until(pilot, lambda: form_of(app).form.entry is not None)
+        await wait_for(pilot, lambda: form_of(app).form.entry is not None)
         await pilot.press("down", "down", "ctrl+u", *"25", "enter")
-        await until(pilot, lambda: bool(asked(home)))
+        await wait_for(pilot, lambda: bool(commands_of(home)))
         assert isinstance(app.screen, OverviewScreen)
 
 
 async def test_the_dry_run_shows_everything_and_starts_nothing(app: GputuiApp, home: Home, profile: Path) -> None:
     async with app.run_test(size=(120, 50)) as pilot:
         await open_form(pilot, app)
-        await until(pilot, lambda: form_of(app).plan is not None)
+        await wait_for(pilot, lambda: form_of(app).plan is not None)
         await pilot.press("ctrl+d")
         assert isinstance(app.screen, SheetScreen)
         sheet = " ".join(text(app, "sheet").replace("│", " ").split())
         for word in ("command", "--steps 10", "GPUTUI_RUN_ID=RUN", "none, on the CPU", "✓ program"):
             assert word in sheet
         await pilot.press("escape", "escape", "escape")
-        assert isinstance(app.screen, OverviewScreen) and asked(home) == []
+        assert isinstance(app.screen, OverviewScreen) and commands_of(home) == []
 
 
 async def test_a_run_without_known_checkpoints_says_so_before_it_is_stopped_or_resumed(

@@ -19,7 +19,7 @@ from tests.ui.tui.conftest import MakeApp
 from tests.ui.tui.screens import SMALL, WIDE, feed_of, text
 
 
-def whole(app: GputuiApp) -> str:
+def screen_text(app: GputuiApp) -> str:
     return "\n".join(pane.text for pane in app.screen.query(Pane) if pane.size.height)
 
 
@@ -49,7 +49,7 @@ def app(home: Home, make_app: MakeApp) -> GputuiApp:
 
 async def test_the_whole_screen_is_as_it_was(app: GputuiApp) -> None:
     async with app.run_test(size=SMALL) as pilot:
-        assert "◀" not in whole(app) and "12:44" in text(app, "head")
+        assert "◀" not in screen_text(app) and "12:44" in text(app, "head")
         await pilot.press("down", "down")
         page = app.screen
         assert isinstance(page, OverviewScreen) and page.table.cursor == "lr-sweep-3"
@@ -61,10 +61,10 @@ async def test_the_whole_screen_is_as_it_was(app: GputuiApp) -> None:
         # The GPUs' samples, the runs' steps and the queue are those of then.
         assert "gpt2-124m r0" not in text(app, "gpus") and "71.2" not in text(app, "gpus")
         assert "3 780/6 000" in text(app, "runs")
-        assert "lr-sweep" not in whole(app) and "queued behind 1 run" not in whole(app)
+        assert "lr-sweep" not in screen_text(app) and "queued behind 1 run" not in screen_text(app)
         assert "resnet50-2" in text(app, "runs") and "1 h ago" in text(app, "runs")
         await pilot.press("L")
-        assert "◀" not in whole(app) and "lr-sweep" in text(app, "runs")
+        assert "◀" not in screen_text(app) and "lr-sweep" in text(app, "runs")
         assert "4 120/6 000" in text(app, "runs") and page.table.cursor == "lr-sweep-3"
 
 
@@ -130,10 +130,10 @@ async def test_what_would_change_the_present_is_refused_in_words(app: GputuiApp,
 async def test_the_page_of_a_run_is_as_it_was(app: GputuiApp) -> None:
     async with app.run_test(size=WIDE) as pilot:
         await pilot.press("enter")
-        assert "attempt 3" in text(app, "head") and "left GPU 7 out" in whole(app)
+        assert "attempt 3" in text(app, "head") and "left GPU 7 out" in screen_text(app)
         await pilot.press("t", *"3:01", "enter")
         assert "◀ 03:01:00" in text(app, "head") and "attempt 2" in text(app, "head")
-        assert "GPU 7 was lost" not in whole(app) and "CUDA ran out of memory" in whole(app)
+        assert "GPU 7 was lost" not in screen_text(app) and "CUDA ran out of memory" in screen_text(app)
         await pilot.press("escape")
         assert "◀ 03:01:00" in text(app, "head")
         assert isinstance(app.screen, OverviewScreen)
@@ -148,12 +148,12 @@ async def test_every_page_looks_back(app: GputuiApp, monkeypatch: pytest.MonkeyP
             page = app.screen
             assert not isinstance(page, OverviewScreen), keys
             await read_all(pilot, app)
-            before = whole(app)
+            before = screen_text(app)
             await pilot.press("left_square_bracket", "left_square_bracket")
             assert app.screen is page
             assert mentions(text(app, "head"), "◀ 03:02:58 · 9 min ago", "L live"), keys
             assert text(app, "notice").splitlines()[0].endswith(" now"), keys
             await pilot.press("L")
             await read_all(pilot, app)
-            assert whole(app) == before, keys
+            assert screen_text(app) == before, keys
             await pilot.press("escape")

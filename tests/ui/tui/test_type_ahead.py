@@ -10,7 +10,7 @@ from textual.pilot import Pilot
 from gputui.ui.tui.app import GputuiApp
 from gputui.ui.tui.dialogs.palette import PaletteScreen
 from gputui.ui.tui.dialogs.questions import FormScreen
-from tests.ui.tui.screens import overview, until
+from tests.ui.tui.screens import overview, wait_for
 
 SIZE = (120, 36)
 NAMED = {"/": "slash", "?": "question_mark", ":": "colon"}
@@ -32,7 +32,7 @@ async def typed_into(
         assert isinstance(app.screen, kind)
         return app.screen.edits[0].text
 
-    await until(pilot, lambda: isinstance(app.screen, kind) and len(text()) >= 4)
+    await wait_for(pilot, lambda: isinstance(app.screen, kind) and len(text()) >= 4)
     return text()
 
 
@@ -42,4 +42,4 @@ async def test_a_dialog_takes_what_follows_the_key_that_opens_it(app: GputuiApp)
             assert await typed_into(pilot, app, key, kind) == "1930"
             await pilot.press("escape")
         burst(app, "t", "escape", "/", *"abc")
-        await until(pilot, lambda: overview(app).table.filter_text == "abc")
+        await wait_for(pilot, lambda: overview(app).table.filter_text == "abc")

@@ -8,7 +8,7 @@ from gputui.ui.tui.dialogs.questions import FormScreen
 from tests.homes import Home
 from tests.stories import overnight
 from tests.ui.tui.conftest import MakeApp
-from tests.ui.tui.screens import SMALL, asked, until
+from tests.ui.tui.screens import SMALL, commands_of, wait_for
 
 
 async def test_the_form_can_change_all_three(home: Home, app: GputuiApp) -> None:
@@ -18,8 +18,8 @@ async def test_the_form_can_change_all_three(home: Home, app: GputuiApp) -> None
         await pilot.press(*"base old", "tab", *"try", "space", "2", "tab", "ctrl+u", "enter")
         assert isinstance(app.screen, FormScreen)  # without a name there is nothing to save
         await pilot.press(*"best", "enter")
-        await until(pilot, lambda: bool(asked(home)))
-        (command,) = asked(home)
+        await wait_for(pilot, lambda: bool(commands_of(home)))
+        (command,) = commands_of(home)
         assert command[0] == "label" and command[2] == {"name": "best", "add": ["base", "old"], "note": "try 2"}
 
 
@@ -30,9 +30,9 @@ async def test_the_form_leaves_alone_what_it_does_not_change(home: Home, make_ap
     app = make_app()
     async with app.run_test(size=SMALL) as pilot:
         await pilot.press("d", "enter")
-        assert asked(home) == []
+        assert commands_of(home) == []
         await pilot.press("d", "ctrl+u", *"new", "space", *"base", "enter")
-        await until(pilot, lambda: len(asked(home)) == 1)
+        await wait_for(pilot, lambda: len(commands_of(home)) == 1)
         await pilot.press("d", "shift+tab", "shift+tab", "ctrl+u", "enter")
-        await until(pilot, lambda: len(asked(home)) == 2)
-        assert [args for _, _, args in asked(home)] == [{"add": ["new"], "remove": ["old"]}, {"note": ""}]
+        await wait_for(pilot, lambda: len(commands_of(home)) == 2)
+        assert [args for _, _, args in commands_of(home)] == [{"add": ["new"], "remove": ["old"]}, {"note": ""}]

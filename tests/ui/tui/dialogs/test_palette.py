@@ -16,7 +16,7 @@ from gputui.ui.tui.pages.study.page import StudyScreen
 from tests.homes import Home
 from tests.stories import overnight, search
 from tests.ui.tui.conftest import MakeApp
-from tests.ui.tui.screens import until
+from tests.ui.tui.screens import wait_for
 
 SIZE = (100, 30)
 
@@ -25,7 +25,7 @@ async def choose(pilot: Pilot[Any], text: str) -> None:
     await pilot.press("ctrl+p")
     palette = pilot.app.screen
     assert isinstance(palette, PaletteScreen)
-    await until(pilot, lambda: any(choice.title == "Launch mine" for choice in palette._choices))
+    await wait_for(pilot, lambda: any(choice.title == "Launch mine" for choice in palette._choices))
     palette.on_paste(type("Paste", (), {"text": text, "stop": lambda self: None})())
     await pilot.press("enter")
     await pilot.pause()
@@ -63,7 +63,7 @@ async def test_settings_themes_copies_and_profiles_are_found(
         await choose(pilot, "copy the run's id")
         assert "\x1b]52;c;" in sequences[-1]
         await choose(pilot, "launch mine")
-        await until(pilot, lambda: isinstance(app.screen, LaunchScreen))
+        await wait_for(pilot, lambda: isinstance(app.screen, LaunchScreen))
 
 
 async def test_a_study_comes_before_its_trials(home: Home, make_app: MakeApp) -> None:
@@ -80,7 +80,7 @@ async def test_a_study_comes_before_its_trials(home: Home, make_app: MakeApp) ->
         titles = [choice.title for choice in palette.matches]
         assert titles[0] == "Study lr-search-1" and titles[1].startswith("Run lr-search-1")
         await pilot.press("enter")
-        await until(pilot, lambda: isinstance(app.screen, StudyScreen))
+        await wait_for(pilot, lambda: isinstance(app.screen, StudyScreen))
 
 
 async def test_studies_runs_gpus_and_pages_come_before_actions(home: Home, make_app: MakeApp) -> None:
@@ -93,7 +93,7 @@ async def test_studies_runs_gpus_and_pages_come_before_actions(home: Home, make_
         await pilot.press("ctrl+p")
         palette = app.screen
         assert isinstance(palette, PaletteScreen)
-        await until(pilot, lambda: any(choice.kind == "profile" for choice in palette.matches))
+        await wait_for(pilot, lambda: any(choice.kind == "profile" for choice in palette.matches))
         kinds = [KINDS.index(choice.kind) for choice in palette.matches]
         assert kinds == sorted(kinds) and set(kinds) == set(range(len(KINDS)))
         users = [choice.hint for choice in palette.matches if choice.kind == "GPU"]

@@ -51,7 +51,7 @@ async def settled(pilot: Pilot[None]) -> None:
     await pilot.pause(0.02)
 
 
-async def until(pilot: Pilot[None], condition: Callable[[], bool], seconds: float = 60) -> None:
+async def wait_for(pilot: Pilot[None], condition: Callable[[], bool], seconds: float = 60) -> None:
     """Let the app run until something holds; fails if it does not in time."""
     deadline = monotonic() + seconds
     while not condition():
@@ -88,7 +88,7 @@ async def test_random_operations_end_in_what_was_composed() -> None:
                 app.change(source, WORDS)
             await settled(pilot)
             assert not app.problems
-            await until(pilot, lambda: not composed_differences(app))
+            await wait_for(pilot, lambda: not composed_differences(app))
         repaint(app)
         assert not app.problems
     assert len(app.frames) > 20
@@ -97,7 +97,7 @@ async def test_random_operations_end_in_what_was_composed() -> None:
 async def test_nothing_is_written_when_nothing_differs() -> None:
     app = Everything()
     async with app.run_test(size=(80, 24)) as pilot:
-        await until(pilot, lambda: "palette" in "".join(app.frames))
+        await wait_for(pilot, lambda: "palette" in "".join(app.frames))
         await settled(pilot)
         app.frames.clear()
         app.screen.refresh()
@@ -123,7 +123,7 @@ async def test_colours_are_those_that_the_terminal_has(monkeypatch: pytest.Monke
         app = Words()
         async with app.run_test(size=(30, 8)) as pilot:
             app.show(Text("alarm", "bold #ff0000"))
-            await until(pilot, lambda app=app: "alarm" in "".join(app.frames))
+            await wait_for(pilot, lambda app=app: "alarm" in "".join(app.frames))
             written = "".join(app.frames)
         assert expected in written and (unwanted is None or unwanted not in written), variables
 

@@ -18,7 +18,7 @@ from tests.homes import NOW, Home, uuid
 from tests.stories import bad_night, overnight
 from tests.texts import mentions
 from tests.ui.tui.conftest import MakeApp, StillFeed
-from tests.ui.tui.screens import SMALL, asked, text, until
+from tests.ui.tui.screens import SMALL, commands_of, text, wait_for
 
 
 @pytest.fixture
@@ -111,12 +111,12 @@ async def test_acknowledging_asks_the_agent(app: GputuiApp, home: Home) -> None:
         disk = page.current
         assert disk is not None
         await pilot.press("a")
-        await until(pilot, lambda: len(asked(home)) == 1)
-        assert asked(home) == [("alert_ack", None, {"ids": [disk.alert_id]})]
+        await wait_for(pilot, lambda: len(commands_of(home)) == 1)
+        assert commands_of(home) == [("alert_ack", None, {"ids": [disk.alert_id]})]
         assert page.current != disk, "the next one is under the cursor"
         await pilot.press("space", "A")
-        await until(pilot, lambda: len(asked(home)) == 3)
-        assert ("alert_ack", None, {"ids": None}) in asked(home)
+        await wait_for(pilot, lambda: len(commands_of(home)) == 3)
+        assert ("alert_ack", None, {"ids": None}) in commands_of(home)
         await pilot.press("j", "a")
         assert mentions(text(app, "message"), "me ", "acknowledged")
         await pilot.press("G", "a")
@@ -134,15 +134,15 @@ async def test_silencing_asks_for_how_long(app: GputuiApp, home: Home) -> None:
         await pilot.press("ctrl+u", "2", "h", "tab")
         assert "GPU hot everywhere" in text(app, "form")
         await pilot.press("enter")
-        await until(pilot, lambda: len(asked(home)) == 1)
-        assert asked(home) == [("alert_silence", None, {"seconds": 7200.0, "rule": "gpu_hot"})]
+        await wait_for(pilot, lambda: len(commands_of(home)) == 1)
+        assert commands_of(home) == [("alert_silence", None, {"seconds": 7200.0, "rule": "gpu_hot"})]
         await pilot.press("z", "enter")
-        await until(pilot, lambda: len(asked(home)) == 2)
+        await wait_for(pilot, lambda: len(commands_of(home)) == 2)
         alert = page.current
         assert alert is not None
-        assert asked(home)[1] == ("alert_silence", None, {"seconds": 3600.0, "id": alert.alert_id})
+        assert commands_of(home)[1] == ("alert_silence", None, {"seconds": 3600.0, "id": alert.alert_id})
         await pilot.press("z", "escape")
-        assert len(asked(home)) == 2
+        assert len(commands_of(home)) == 2
 
 
 def test_looking_back_does_not_know_what_came_later(home: Home) -> None:

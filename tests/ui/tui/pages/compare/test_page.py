@@ -14,7 +14,7 @@ from gputui.ui.tui.pages.compare.comparison import Comparison
 from gputui.ui.tui.pages.compare.page import CompareScreen
 from tests.homes import Home
 from tests.ui.tui.conftest import MakeApp
-from tests.ui.tui.screens import text, until
+from tests.ui.tui.screens import text, wait_for
 
 RATES = (0.1, 0.03, 0.01)
 
@@ -120,7 +120,7 @@ async def test_the_code_of_two_runs_is_compared(app: GputuiApp, home: Home) -> N
         page.changed()
         page.point_at("sweep-2")
         await pilot.press("e")
-        await until(pilot, lambda: isinstance(app.screen, DiffScreen))
+        await wait_for(pilot, lambda: isinstance(app.screen, DiffScreen))
         styles = {part: style for line in app.screen.lines(76) for part, style in line}  # type: ignore[attr-defined]
         assert styles["+lr = 0.2"] == "good"
         await pilot.press("escape")
@@ -128,5 +128,5 @@ async def test_the_code_of_two_runs_is_compared(app: GputuiApp, home: Home) -> N
         page.changed()
         page.point_at("sweep-3")
         await pilot.press("e")
-        await until(pilot, lambda: "sweep-3" in text(app, "message"))
+        await wait_for(pilot, lambda: "sweep-3" in text(app, "message"))
         assert app.screen is page

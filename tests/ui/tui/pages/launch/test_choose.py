@@ -21,7 +21,7 @@ from tests.homes import Home
 from tests.stories import overnight
 from tests.tables import table
 from tests.ui.tui.conftest import MakeApp
-from tests.ui.tui.screens import asked, form_of, overview, text, until
+from tests.ui.tui.screens import commands_of, form_of, overview, text, wait_for
 
 COMPLETIONS = [
     ("tr", "train", ["train.py", "train_b.py"]), ("python train.", "python train.py", ["train.py"]),
@@ -76,7 +76,7 @@ async def test_what_was_used_last_comes_first_and_what_is_missing_is_said(
     app = make_app()
     async with app.run_test(size=(80, 24)) as pilot:
         await pilot.press("n")
-        await until(pilot, lambda: choosing(app).rows is not None)
+        await wait_for(pilot, lambda: choosing(app).rows is not None)
         lines = text(app, "list").splitlines()
         assert "STATUS" in lines[1]
         assert "mine.yaml" in lines[2] and "  used 1 h ago" in lines[2]
@@ -91,21 +91,21 @@ async def test_what_was_used_last_comes_first_and_what_is_missing_is_said(
 async def test_the_list_is_filtered_and_a_path_opens_a_file(home: Home, app: GputuiApp, mine: Path) -> None:
     async with app.run_test(size=(120, 36)) as pilot:
         await pilot.press("n", *"alp")
-        await until(pilot, lambda: choosing(app).rows is not None)
+        await wait_for(pilot, lambda: choosing(app).rows is not None)
         assert [row.name for row in choosing(app).matches] == ["alpha"]
         await pilot.press("enter")
-        await until(pilot, lambda: isinstance(app.screen, LaunchScreen) and form_of(app).form.entry is not None)
+        await wait_for(pilot, lambda: isinstance(app.screen, LaunchScreen) and form_of(app).form.entry is not None)
         assert form_of(app).form.entry.name == "alpha"  # type: ignore[union-attr]
         await pilot.press("escape", "escape")
         assert choosing(app).edit.text == ""
         await pilot.press(*str(mine), "x", "enter")
         assert "There is no file" in text(app, "message")
         await pilot.press("backspace", "enter")
-        await until(pilot, lambda: isinstance(app.screen, LaunchScreen) and form_of(app).form.entry is not None)
+        await wait_for(pilot, lambda: isinstance(app.screen, LaunchScreen) and form_of(app).form.entry is not None)
         assert form_of(app).form.entry.path == mine  # type: ignore[union-attr]
-        await until(pilot, lambda: form_of(app).is_settled)
+        await wait_for(pilot, lambda: form_of(app).is_settled)
         await pilot.press("enter")
-        await until(pilot, lambda: bool(asked(home)))
+        await wait_for(pilot, lambda: bool(commands_of(home)))
         assert isinstance(app.screen, OverviewScreen)
 
 
@@ -116,13 +116,13 @@ async def test_a_copy_comes_from_its_very_file_and_from_no_other(home: Home, mak
     async with app.run_test(size=(120, 36)) as pilot:
         overview(app).select_run("mine-1")
         await pilot.press("r", "c")
-        await until(pilot, lambda: isinstance(app.screen, LaunchScreen) and form_of(app).form.entry is not None)
+        await wait_for(pilot, lambda: isinstance(app.screen, LaunchScreen) and form_of(app).form.entry is not None)
         assert form_of(app).form.entry.path == mine  # type: ignore[union-attr]
         assert form_of(app).form.text("steps") == "42"
         mine.unlink()
         await pilot.press("escape", "r", "c")
-        await until(pilot, lambda: isinstance(app.screen, OverviewScreen) and "gone" in text(app, "message"))
-        assert str(mine) in text(app, "message") and asked(home) == []
+        await wait_for(pilot, lambda: isinstance(app.screen, OverviewScreen) and "gone" in text(app, "message"))
+        assert str(mine) in text(app, "message") and commands_of(home) == []
 
 
 @table(("text", "expected", "names"), COMPLETIONS)
@@ -136,12 +136,12 @@ def test_the_last_word_is_completed_as_a_path(tmp_path: Path, text: str, expecte
 async def test_a_command_is_typed_in_place_of_a_profile(app: GputuiApp, script: Path) -> None:
     async with app.run_test(size=(120, 36)) as pilot:
         await pilot.press("n", *"tr", "tab")
-        await until(pilot, lambda: choosing(app).rows is not None)
+        await wait_for(pilot, lambda: choosing(app).rows is not None)
         assert choosing(app).edit.text == "train.py"
         await pilot.press("space", *"--lr 0.1", "enter")
-        await until(pilot, lambda: isinstance(app.screen, LaunchScreen) and form_of(app).form.entry is not None)
+        await wait_for(pilot, lambda: isinstance(app.screen, LaunchScreen) and form_of(app).form.entry is not None)
         assert form_of(app).form.text("lr") == "0.1"
-        await until(pilot, lambda: form_of(app).is_settled)
+        await wait_for(pilot, lambda: form_of(app).is_settled)
         plan = form_of(app).plan
         assert plan is not None and plan.spec is not None and plan.spec.typed == ("train.py", "--lr", "0.1")
         await pilot.press("escape", "ctrl+u", *"gone.py x", "enter")
@@ -158,7 +158,7 @@ async def test_the_profiles_of_the_current_folder_come_first_by_their_names(
     app = make_app()
     async with app.run_test(size=(120, 36)) as pilot:
         await pilot.press("n")
-        await until(pilot, lambda: choosing(app).rows is not None)
+        await wait_for(pilot, lambda: choosing(app).rows is not None)
         names = [row.name for row in choosing(app).matches]
         # A profile of the home has the name alpha.
         assert names[:2] == ["alpha.yaml", "train"] and "mine.yaml" in names[2] and "data" not in names
@@ -169,7 +169,7 @@ async def test_the_profiles_of_the_current_folder_come_first_by_their_names(
         assert "train.py train.yaml" in text(app, "message")
         assert "train.py" in text(app, "list")
         await pilot.press("backspace", "enter")
-        await until(pilot, lambda: isinstance(app.screen, LaunchScreen) and form_of(app).form.entry is not None)
+        await wait_for(pilot, lambda: isinstance(app.screen, LaunchScreen) and form_of(app).form.entry is not None)
         entry = form_of(app).form.entry
         assert entry is not None and (entry.name, entry.path.name) == ("train", "train.yaml")
 
@@ -179,16 +179,16 @@ async def test_a_typed_path_lists_the_files_that_begin_so(app: GputuiApp, script
         (script.parent / name).write_text("script: train.py\n")
     async with app.run_test(size=(120, 36)) as pilot:
         await pilot.press("n", *"./t")
-        await until(pilot, lambda: choosing(app).rows is not None)
+        await wait_for(pilot, lambda: choosing(app).rows is not None)
         assert [row.name for row in choosing(app).matches] == ["tiny.yaml", "train-big.yaml", "train.py"]
         assert "tiny.yaml" in text(app, "list") and "this file" not in text(app, "list")
         await pilot.press(*"yp")
         assert "No file begins so." in text(app, "list")
         await pilot.press("ctrl+u", *"./tra", "down", "enter")
-        await until(pilot, lambda: isinstance(app.screen, LaunchScreen) and form_of(app).form.entry is not None)
+        await wait_for(pilot, lambda: isinstance(app.screen, LaunchScreen) and form_of(app).form.entry is not None)
         entry = form_of(app).form.entry
         assert entry is not None and entry.profile is not None and entry.profile.typed == ("train.py",)
-        await until(pilot, lambda: form_of(app).is_settled)
+        await wait_for(pilot, lambda: form_of(app).is_settled)
         await pilot.press("escape", "ctrl+u", *"./train-big.yaml")
         assert choosing(app).chosen == script.parent / "train-big.yaml"
 
@@ -212,7 +212,7 @@ async def test_a_copy_of_a_command_is_typed_where_it_was(
     async with app.run_test(size=(120, 36)) as pilot:
         overview(app).select_run("here-1")
         await pilot.press("r", "c")
-        await until(pilot, lambda: isinstance(app.screen, LaunchScreen) and form_of(app).form.entry is not None)
+        await wait_for(pilot, lambda: isinstance(app.screen, LaunchScreen) and form_of(app).form.entry is not None)
         entry = form_of(app).form.entry
         assert entry is not None and entry.profile is not None
         assert (entry.profile.typed, entry.path) == (spec.typed, script.parent)

@@ -20,7 +20,7 @@ from tests.homes import Home
 from tests.stories import overnight
 from tests.texts import mentions
 from tests.ui.tui.conftest import MakeApp
-from tests.ui.tui.screens import asked, feed_of, form_of, open_form, screen_text, text, until
+from tests.ui.tui.screens import commands_of, feed_of, form_of, open_form, screen_text, text, wait_for
 
 LONG = """
 name: long
@@ -74,7 +74,7 @@ def long_profile(profile: Path) -> Path:
 async def test_gpus_are_chosen_from_a_table(app: GputuiApp, home: Home, profile: Path) -> None:
     async with app.run_test(size=(120, 36)) as pilot:
         await open_form(pilot, app)
-        await until(pilot, lambda: form_of(app).plan is not None)
+        await wait_for(pilot, lambda: form_of(app).plan is not None)
         await pilot.press("ctrl+g")
         assert isinstance(app.screen, PickGpusScreen)
         sheet = text(app, "sheet")
@@ -93,9 +93,9 @@ async def test_gpus_are_chosen_from_a_table(app: GputuiApp, home: Home, profile:
 async def test_the_form_names_the_gpus_that_the_agent_would_take(app: GputuiApp, home: Home, profile: Path) -> None:
     async def checked(*keys: str) -> str:
         await open_form(pilot, app)
-        await until(pilot, lambda: form_of(app).form.entry is not None)
+        await wait_for(pilot, lambda: form_of(app).form.entry is not None)
         await pilot.press(*keys)
-        await until(pilot, lambda: form_of(app).is_settled and form_of(app).form.text(GPUS) == "1")
+        await wait_for(pilot, lambda: form_of(app).is_settled and form_of(app).form.text(GPUS) == "1")
         return " ".join(text(app, "list").replace("│", "").split())
 
     # One that follows another run, and one on a target: neither keeps GPUs of this machine.
@@ -110,7 +110,7 @@ async def test_the_form_names_the_gpus_that_the_agent_would_take(app: GputuiApp,
         await pilot.press("escape", "escape")
         home.run("big-1", "queued", gpus=(0, 1), started_ago=None)
         feed_of(app).refresh()
-        await until(pilot, lambda: "promised to big-1" in text(app, "gpus"))
+        await wait_for(pilot, lambda: "promised to big-1" in text(app, "gpus"))
         assert mentions(await checked("1"), "0 of 1 GPU free", "GPU 4 promised to big-1")
 
 
@@ -119,8 +119,8 @@ async def test_a_secret_is_seen_by_nobody_and_comes_from_the_profile(app: Gputui
     home.run("tiny-2", "succeeded", name="tiny", params={"hub_token": "[redacted]", "lr": 0.5}, ended_ago=1.0)
     async with app.run_test(size=(120, 36)) as pilot:
         await open_form(pilot, app)
-        await until(pilot, lambda: form_of(app).form.entry is not None)
-        await until(pilot, lambda: form_of(app).form.text("hub_token") != "")
+        await wait_for(pilot, lambda: form_of(app).form.entry is not None)
+        await wait_for(pilot, lambda: form_of(app).form.text("hub_token") != "")
         await pilot.press("ctrl+r")
         assert form_of(app).form.text("hub_token") == "of-the-profile", "what was redacted is no value"
         assert "of-the-profile" not in text(app, "list") and "••••" in text(app, "list")
@@ -138,21 +138,21 @@ async def test_a_target_is_chosen_in_the_form_and_its_script_is_shown(
 ) -> None:
     async with app.run_test(size=(120, 36)) as pilot:
         await open_form(pilot, app)
-        await until(pilot, lambda: form_of(app).plan is not None)
+        await wait_for(pilot, lambda: form_of(app).plan is not None)
         form = form_of(app)
         assert form.form.fields[1].key == TARGET and "hub, lab" in form.form.fields[1].hint
         await pilot.press("down", *"lap")
-        await until(pilot, lambda: "expected hub, lab" in " ".join(form.form.problems))
+        await wait_for(pilot, lambda: "expected hub, lab" in " ".join(form.form.problems))
         await pilot.press("backspace", "b")
-        await until(pilot, lambda: form.is_settled and form.plan is not None and form.plan.spec is not None)
+        await wait_for(pilot, lambda: form.is_settled and form.plan is not None and form.plan.spec is not None)
         assert form.plan is not None and form.plan.spec is not None and form.plan.spec.target is not None
         assert form.plan.spec.target["name"] == "lab" and "#SBATCH --partition=gpu" in form.plan.description
         await pilot.press("ctrl+d")
-        await until(pilot, lambda: "#SBATCH --time=240" in sheet(app))
+        await wait_for(pilot, lambda: "#SBATCH --time=240" in sheet(app))
         await pilot.press("escape")
-        await until(pilot, lambda: app.screen is form)
+        await wait_for(pilot, lambda: app.screen is form)
         await pilot.press("enter")
-        await until(pilot, lambda: bool(asked(home)))
+        await wait_for(pilot, lambda: bool(commands_of(home)))
     (spec,) = (home.workspace.state / "inbox").glob("*.json")
     assert json.loads(spec.read_text())["target"]["name"] == "lab"
 
@@ -160,7 +160,7 @@ async def test_a_target_is_chosen_in_the_form_and_its_script_is_shown(
 async def test_the_form(snapshot: SnapshotAssertion, app: GputuiApp, long_profile: Path) -> None:
     async with app.run_test(size=(80, 24)) as pilot:
         await open_form(pilot, app)
-        await until(pilot, lambda: form_of(app).is_settled and form_of(app).form.entry is not None)
+        await wait_for(pilot, lambda: form_of(app).is_settled and form_of(app).form.entry is not None)
         await pilot.press("up", "right", "down", "down")
         form_of(app).plan = None  # paths of this machine
         form_of(app).paint()

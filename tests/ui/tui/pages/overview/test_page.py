@@ -17,12 +17,12 @@ from tests.ledgers import ledger_row
 from tests.stories import overnight, search
 from tests.texts import mentions
 from tests.ui.tui.conftest import MakeApp
-from tests.ui.tui.screens import SMALL, asked, feed_of, overview, text, until
+from tests.ui.tui.screens import SMALL, commands_of, feed_of, overview, text, wait_for
 
 LARGE = (200, 50)
 
 
-def marked(app: GputuiApp) -> list[str]:
+def marked_runs(app: GputuiApp) -> list[str]:
     return [run.run_id for run in overview(app).marked_runs]
 
 
@@ -62,8 +62,8 @@ async def test_what_is_asked_about_marked_runs_goes_to_each_that_it_can_be_done_
             question, "Left out", "vit-b16-1 (not ended yet)"
         )
         await pilot.press("n", "s", "n", "delete", "y")
-        await until(pilot, lambda: len(asked(home)) == 2 and len(feed_of(app).watched) == 2)
-        assert asked(home) == [("rm", "old-1", {}), ("rm", "old-2", {})]
+        await wait_for(pilot, lambda: len(commands_of(home)) == 2 and len(feed_of(app).watched) == 2)
+        assert commands_of(home) == [("rm", "old-1", {}), ("rm", "old-2", {})]
         # A refusal stays on the screen although the next command succeeds.
         first, second = commands.pending(home.connection)
         commands.give_answer(home.connection, first.command_id, "refused", now=home.now, reason="old-1 is held")
@@ -73,24 +73,24 @@ async def test_what_is_asked_about_marked_runs_goes_to_each_that_it_can_be_done_
         await pilot.pause()
         assert mentions(text(app, "message"), "old-1 is held")
         await pilot.press("d", *"night", "enter", "y")
-        await until(pilot, lambda: len(asked(home)) == 5)
-        assert [(verb, args) for verb, _, args in asked(home)[2:]] == [("label", {"add": ["night"]})] * 3
+        await wait_for(pilot, lambda: len(commands_of(home)) == 5)
+        assert [(verb, args) for verb, _, args in commands_of(home)[2:]] == [("label", {"add": ["night"]})] * 3
         await pilot.press("r", "r", "y")
-        await until(pilot, lambda: len(asked(home)) == 6)
-        assert asked(home)[-1] == ("resume", "old-1", {"set": {}})
+        await wait_for(pilot, lambda: len(commands_of(home)) == 6)
+        assert commands_of(home)[-1] == ("resume", "old-1", {"set": {}})
         await pilot.press("escape")
-        assert marked(app) == [] and "stop 1" not in text(app, "footer")
+        assert marked_runs(app) == [] and "stop 1" not in text(app, "footer")
 
 
 async def test_marks_and_orders(app: GputuiApp) -> None:
     async with app.run_test(size=SMALL) as pilot:
         await pilot.press("space", "space")
-        assert marked(app) == ["vit-b16-1", "gpt2-124m-1"] and "2 marked" in text(app, "runs")
+        assert marked_runs(app) == ["vit-b16-1", "gpt2-124m-1"] and "2 marked" in text(app, "runs")
         assert "◆● vit-b16-1" in text(app, "runs")
         await pilot.press("g", "space")
-        assert marked(app) == ["gpt2-124m-1"] and "esc unmark" in text(app, "footer")
+        assert marked_runs(app) == ["gpt2-124m-1"] and "esc unmark" in text(app, "footer")
         await pilot.press("escape")
-        assert marked(app) == [] and "unmark" not in text(app, "footer")
+        assert marked_runs(app) == [] and "unmark" not in text(app, "footer")
         await pilot.press("o")
         assert "RUNS newest first" in text(app, "runs")
         assert text(app, "message").strip().startswith("· Sorted by newest. A letter chooses another order: s state")
@@ -146,15 +146,15 @@ async def test_why_there_is_no_gpu_is_whole_at_every_width(home: Home, make_app:
     async with app.run_test(size=(100, 30)) as pilot:
         for width in range(80, 128):
             await pilot.resize_terminal(width, 30)
-            await until(pilot, lambda width=width: app.size.width == overview(app).gpus.size.width == width)
+            await wait_for(pilot, lambda width=width: app.size.width == overview(app).gpus.size.width == width)
             assert "gputui --demo" in " ".join(text(app, "gpus").replace("│", " ").split()), width
 
 
 async def test_the_queue_is_paused_after_a_question_and_opened_without(app: GputuiApp, home: Home) -> None:
     async with app.run_test(size=SMALL) as pilot:
         await pilot.press("P", "n", "P", "y")
-        await until(pilot, lambda: len(asked(home)) == 1 and bool(feed_of(app).watched))
-        assert asked(home) == [("queue_pause", None, {})]
+        await wait_for(pilot, lambda: len(commands_of(home)) == 1 and bool(feed_of(app).watched))
+        assert commands_of(home) == [("queue_pause", None, {})]
         waiting = commands.pending(home.connection)[0]
         commands.give_answer(home.connection, waiting.command_id, "done", now=home.now, result={"paused": True})
         home.pause_queue("me", seconds_ago=5)
@@ -163,8 +163,8 @@ async def test_the_queue_is_paused_after_a_question_and_opened_without(app: Gput
         assert mentions(text(app, "message"), "No run starts")
         assert mentions(text(app, "head"), "queue paused", "P opens")
         await pilot.press("P")
-        await until(pilot, lambda: len(asked(home)) == 2)
-        assert asked(home)[-1] == ("queue_resume", None, {})
+        await wait_for(pilot, lambda: len(commands_of(home)) == 2)
+        assert commands_of(home)[-1] == ("queue_resume", None, {})
 
 
 async def test_waiting_runs_move_and_others_do_not(app: GputuiApp, home: Home) -> None:
@@ -178,8 +178,8 @@ async def test_waiting_runs_move_and_others_do_not(app: GputuiApp, home: Home) -
         await pilot.press("plus")
         assert mentions(text(app, "message"), "waiting run")
         await pilot.press("down", "down", "minus")
-        await until(pilot, lambda: len(asked(home)) == 1 and bool(feed_of(app).watched))
-        assert asked(home) == [("queue_move", "lr-sweep-4", {"place": "down"})]
+        await wait_for(pilot, lambda: len(commands_of(home)) == 1 and bool(feed_of(app).watched))
+        assert commands_of(home) == [("queue_move", "lr-sweep-4", {"place": "down"})]
         waiting = commands.pending(home.connection)[0]
         result = {"id": "lr-sweep-4", "state": "queued", "priority": 5, "position": 2}
         commands.give_answer(home.connection, waiting.command_id, "done", now=home.now, result=result)
@@ -187,8 +187,8 @@ async def test_waiting_runs_move_and_others_do_not(app: GputuiApp, home: Home) -
         await pilot.pause()
         assert mentions(text(app, "message"), "lr-sweep-4", "#2")
         await pilot.press("down", "plus")
-        await until(pilot, lambda: len(asked(home)) == 2)
-        assert asked(home)[-1] == ("queue_move", "lr-sweep-3", {"place": "up"})
+        await wait_for(pilot, lambda: len(commands_of(home)) == 2)
+        assert commands_of(home)[-1] == ("queue_move", "lr-sweep-3", {"place": "up"})
 
 
 async def test_a_gpu_that_a_queued_run_gets_next_is_free_and_promised(app: GputuiApp, home: Home) -> None:
@@ -196,7 +196,7 @@ async def test_a_gpu_that_a_queued_run_gets_next_is_free_and_promised(app: Gputu
         assert "free" in text(app, "gpus")
         home.run("big-1", "queued", gpus=(0, 1), started_ago=None)
         feed_of(app).refresh()
-        await until(pilot, lambda: "promised to big-1" in text(app, "gpus"))
+        await wait_for(pilot, lambda: "promised to big-1" in text(app, "gpus"))
         assert mentions(text(app, "gpus"), "1 free, 1 promised")
 
 
@@ -225,13 +225,13 @@ async def test_the_page_of_a_gpu(app: GputuiApp, home: Home) -> None:
         await pilot.press("enter")
         assert "There is no run" in text(app, "message")
         await pilot.press("C", "y")
-        await until(pilot, lambda: len(asked(home)) == 1 and bool(feed_of(app).watched))
-        assert asked(home) == [("clear_gpu", None, {"uuid": uuid(4)})]
+        await wait_for(pilot, lambda: len(commands_of(home)) == 1 and bool(feed_of(app).watched))
+        assert commands_of(home) == [("clear_gpu", None, {"uuid": uuid(4)})]
         app.do_quarantine_gpu()
         await pilot.pause()
         await pilot.press("enter", *"fan", "enter")
-        await until(pilot, lambda: len(asked(home)) == 2)
-        assert asked(home)[1] == ("quarantine_gpu", None, {"uuid": uuid(4), "why": "fan"})
+        await wait_for(pilot, lambda: len(commands_of(home)) == 2)
+        assert commands_of(home)[1] == ("quarantine_gpu", None, {"uuid": uuid(4), "why": "fan"})
         await pilot.press("shift+tab", "enter")
         await pilot.pause()
         assert isinstance(app.screen, RunScreen)
@@ -275,9 +275,9 @@ async def test_ended_trials_of_a_study_share_a_row_that_opens_it(home: Home, mak
         await pilot.press("delete", "d", "plus", "space", "c")
         assert app.screen is table and not table.marked_runs
         await pilot.press("s", "y", "P", "r", "e", *"12", "enter")
-        await until(pilot, lambda: len(asked(home)) == 3)
+        await wait_for(pilot, lambda: len(commands_of(home)) == 3)
         study = {"study": "lr-search-1"}
-        assert asked(home) == [
+        assert commands_of(home) == [
             ("study_stop", None, study),
             ("study_pause", None, study),
             ("study_extend", None, {**study, "trials": 12}),
@@ -297,7 +297,7 @@ async def test_ended_trials_of_a_study_share_a_row_that_opens_it(home: Home, mak
         await pilot.press("r", "r")
         assert "Resume" in text(app, "confirm")
         await pilot.press("n")
-        assert app.screen is table and len(asked(home)) == 3
+        assert app.screen is table and len(commands_of(home)) == 3
 
 
 @pytest.mark.parametrize(("state", "chosen", "refused"), [

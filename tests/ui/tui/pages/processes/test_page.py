@@ -24,7 +24,7 @@ from gputui.ui.views.snapshot import Snapshot
 from tests.homes import GIB, Home
 from tests.ui.tui import many_processes
 from tests.ui.tui.conftest import MakeApp
-from tests.ui.tui.screens import SMALL, feed_of, overview, read, text, until
+from tests.ui.tui.screens import SMALL, feed_of, overview, read, text, wait_for
 
 
 def plain(lines: list[Line]) -> list[str]:
@@ -187,10 +187,10 @@ async def test_a_real_process_shows_no_secrets_and_is_ended_by_a_confirmed_signa
         async with app.run_test(size=SMALL) as pilot:
             await open_page(pilot, app)
             await pilot.press("slash", *"sleeper", "enter", "s", "t", "y")
-            await until(pilot, lambda: "SIGTERM was sent" in text(app, "message"))
+            await wait_for(pilot, lambda: "SIGTERM was sent" in text(app, "message"))
             assert child.wait(60) == -signal.SIGTERM
             await pilot.press("s", "t", "y")
-            await until(pilot, lambda: "has ended" in text(app, "message"))
+            await wait_for(pilot, lambda: "has ended" in text(app, "message"))
     finally:
         child.kill()
         child.wait()

@@ -49,11 +49,11 @@ def log_of(tail: LogTail, said: list[str] | None = None) -> RunLog:
     return view
 
 
-def shown(view: RunLog) -> list[str]:
+def visible_lines(view: RunLog) -> list[str]:
     return [view.line(number)[0] for number in view.numbers]
 
 
-def drawn(view: RunLog, *, is_live: bool = True) -> list[str]:
+def pane_text(view: RunLog, *, is_live: bool = True) -> list[str]:
     lines = view.lines(80, style="title", is_live=is_live)
     assert {sum(cell_width(text) for text, _ in line) for line in lines} == {80}
     return ["".join(text for text, _ in line) for line in lines]
@@ -129,24 +129,24 @@ def test_a_progress_bar_is_one_line_that_changes(log: Path) -> None:
 
 def test_the_end_is_followed_until_somebody_scrolls() -> None:
     view = log_of(tail_of(50))
-    assert shown(view) == ["line 46", "line 47", "line 48", "line 49"] and " following " in drawn(view)[0]
-    assert "following" not in drawn(view, is_live=False)[0], "nothing is written any more"
-    assert "following" not in drawn(log_of(tail_of(50, label="rank 0 of attempt 2")))[0]
+    assert visible_lines(view) == ["line 46", "line 47", "line 48", "line 49"] and " following " in pane_text(view)[0]
+    assert "following" not in pane_text(view, is_live=False)[0], "nothing is written any more"
+    assert "following" not in pane_text(log_of(tail_of(50, label="rank 0 of attempt 2")))[0]
     view.scroll(-2)
-    visible = shown(view)
-    assert visible[-1] == "line 47" and "2 lines below, f follows" in drawn(view)[0]
+    visible = visible_lines(view)
+    assert visible[-1] == "line 47" and "2 lines below, f follows" in pane_text(view)[0]
     view.update(tail_of(80), 80, 4)
-    assert shown(view) == visible and "32 lines below" in drawn(view)[0]
+    assert visible_lines(view) == visible and "32 lines below" in pane_text(view)[0]
     view.update(tail_of(60, first=30), 80, 4)  # the oldest are dropped, what is read stays
-    assert shown(view) == visible
+    assert visible_lines(view) == visible
     view.scroll(1000)
-    assert " following " in drawn(view)[0] and shown(view)[-1] == "line 89"
+    assert " following " in pane_text(view)[0] and visible_lines(view)[-1] == "line 89"
     view.scroll_to(end=False)
-    assert shown(view)[0] == "WARNING 30" and view.is_deep
+    assert visible_lines(view)[0] == "WARNING 30" and view.is_deep
     view.update(tail_of(70, first=20), 80, 4)
-    assert shown(view)[0] == "WARNING 20", "older lines were read meanwhile"
+    assert visible_lines(view)[0] == "WARNING 20", "older lines were read meanwhile"
     view.scroll_to(end=True)
-    assert shown(view)[-1] == "line 89"
+    assert visible_lines(view)[-1] == "line 89"
 
 
 def test_hits_are_found_as_lines_come_and_walked_through() -> None:
@@ -155,7 +155,7 @@ def test_hits_are_found_as_lines_come_and_walked_through() -> None:
     view.do_hit_next()
     view.look_for(None, "warn")
     assert view.hits == [0, 10, 20, 30, 40] and view.current_hit == 40 and view.hits_text == "match 5 of 5"
-    assert 40 in view.numbers and "search warn: match 5 of 5" in drawn(view)[0]
+    assert 40 in view.numbers and "search warn: match 5 of 5" in pane_text(view)[0]
     view.do_hit_previous()
     assert view.current_hit == 30 and 30 in view.numbers
     view.update(tail_of(70), 80, 4)
@@ -184,28 +184,28 @@ def test_a_search_minds_capitals_only_when_there_are_some() -> None:
 def test_only_what_is_grave_is_shown_and_searched() -> None:
     view = log_of(tail_of(50))
     view.do_grave_only()
-    assert shown(view) == ["WARNING 10", "WARNING 20", "WARNING 30", "WARNING 40"]
-    assert "warnings and errors: 5 of 50 lines" in drawn(view)[0]
+    assert visible_lines(view) == ["WARNING 10", "WARNING 20", "WARNING 30", "WARNING 40"]
+    assert "warnings and errors: 5 of 50 lines" in pane_text(view)[0]
     view.update(tail_of(70), 80, 4)
-    assert shown(view)[-1] == "WARNING 60"
+    assert visible_lines(view)[-1] == "WARNING 60"
     view.look_for(None, "line")
     assert view.hits == []
     view.do_grave_only()
-    assert len(view.hits) == 63 and shown(view)[-1] == "line 69"
+    assert len(view.hits) == 63 and visible_lines(view)[-1] == "line 69"
 
 
 def test_long_lines_are_read_sideways() -> None:
     view = log_of(LogTail("rank 0", ("rank 0",), ("short", "漢字" + "x" * 160 + "END"), None, bytes(2), 0))
-    assert "END" not in drawn(view)[2]
+    assert "END" not in pane_text(view)[2]
     view.sideways(1)
-    assert "from column 40" in drawn(view)[0] and view.first_column == 39
+    assert "from column 40" in pane_text(view)[0] and view.first_column == 39
     view.sideways(9)
-    assert drawn(view)[2].endswith("xEND")
+    assert pane_text(view)[2].endswith("xEND")
     view.sideways(-9)
     assert view.first_column == 0
     view.first_column = 2
     # The second half of a wide character is a blank.
-    assert drawn(view)[2].startswith(" … xxx")
+    assert pane_text(view)[2].startswith(" … xxx")
 
 
 def test_another_log_is_chosen_or_there_is_none() -> None:
@@ -231,8 +231,8 @@ def test_the_log_of_a_new_attempt_is_another_one(tmp_path: Path) -> None:
     view.look_for(None, "warning")
     view.scroll(-20)
     view.update(reader.read(tmp_path / "2", None), 80, 4)
-    assert shown(view) == ["WARNING 2.0", "WARNING 2.1", "WARNING 2.2"] and len(view.hits) == 3
-    assert "below" not in drawn(view)[0] and view.current_hit is None
+    assert visible_lines(view) == ["WARNING 2.0", "WARNING 2.1", "WARNING 2.2"] and len(view.hits) == 3
+    assert "below" not in pane_text(view)[0] and view.current_hit is None
 
 
 def test_logs_of_attempts_before_can_be_chosen(tmp_path: Path) -> None:
@@ -270,6 +270,6 @@ def test_a_failed_run_opens_on_the_log_of_the_rank_that_failed(
     for _ in labels:
         view.update(tails[view.label], 80, 4)
     assert (view.label, view.lacks_traceback) == (label, is_lacking)
-    assert ("no traceback" in drawn(view, is_live=False)[0]) is is_lacking
+    assert ("no traceback" in pane_text(view, is_live=False)[0]) is is_lacking
     view.update(LogTail(view.label, labels, ("one", "two", "three"), levels=bytes(3)), 80, 4)
     assert not view.lacks_traceback, "what was written since may have one"

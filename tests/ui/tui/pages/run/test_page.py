@@ -18,7 +18,7 @@ from gputui.ui.tui.widgets.pane import Pane
 from tests.homes import Home
 from tests.texts import mentions
 from tests.ui.tui.conftest import MakeApp
-from tests.ui.tui.screens import feed_of, press, text, until
+from tests.ui.tui.screens import feed_of, press, text, wait_for
 
 SMALL = (80, 24)
 MIDDLE = (120, 36)
@@ -41,7 +41,7 @@ def head(app: GputuiApp) -> str:
     return text(app, "charts").splitlines()[0]
 
 
-def asked(app: GputuiApp) -> ChartRequest:
+def requested_charts(app: GputuiApp) -> ChartRequest:
     request = feed_of(app).interest.charts
     assert request is not None
     return request
@@ -106,14 +106,14 @@ async def test_crosshair_and_zoom_ask_for_what_they_show(app: GputuiApp) -> None
             await press(pilot, key)
             places.append(page_of(app).charts.view.cursor or 0.0)
         assert places[1] < places[0] < 9440 == places[4] and head(app).startswith(" │ step 0")
-        assert {"utilization", "power", "temperature"} <= set(asked(app).hardware)
+        assert {"utilization", "power", "temperature"} <= set(requested_charts(app).hardware)
         for keys in (("escape",), ("left", "G")):
             await press(pilot, *keys)
             assert page_of(app).charts.view.cursor is None and "x step" in head(app)
         windows = []
         for keys in (("plus",), ("shift+left",), ("shift+right",) * 3, ("equals_sign", "0")):
             await press(pilot, *keys)
-            windows.append(asked(app).window)
+            windows.append(requested_charts(app).window)
         assert windows[0] is not None and windows[1] is not None and windows[3] is None
         assert 0 < windows[1][0] < windows[0][0] and windows[0][1] >= 9440, "the newest stays in sight"
         assert windows[2] == windows[0], "at the right end it follows again"
@@ -137,7 +137,7 @@ async def test_how_charts_are_looked_at_is_kept_while_the_program_runs(app: Gput
         await press(pilot, "y")
         assert text(app, "charts").splitlines()[1].rstrip().endswith("log")
         await press(pilot, "down", "down", "down", "asterisk", "x")
-        assert asked(app).axis == "time"
+        assert requested_charts(app).axis == "time"
         for keys in ((), ("escape", "enter")):
             await press(pilot, *keys)
             assert mentions(head(app), "x time", "smoothing 0.8")
@@ -196,7 +196,7 @@ async def test_the_chart_in_focus_is_written_as_it_is_seen(app: GputuiApp, works
     async with app.run_test(size=SMALL) as pilot:
         await press(pilot, "enter", "m", "left", "E")
         folder = workspace.run_dir("vit-b16-1") / "charts"
-        await until(pilot, lambda: "Wrote" in text(app, "message"))
+        await wait_for(pilot, lambda: "Wrote" in text(app, "message"))
         assert "Wrote" in text(app, "message") and "vit-b16-1/charts" in text(app, "message")
         numbers = (folder / "loss-step.csv").read_text()
         assert "\nloss," in numbers and "loss (measured)" in numbers and "loss (redone)" in numbers
@@ -205,7 +205,7 @@ async def test_the_chart_in_focus_is_written_as_it_is_seen(app: GputuiApp, works
         folder.joinpath("loss-step.svg").unlink()
         folder.joinpath("loss-step.svg").mkdir()
         await press(pilot, "E")
-        await until(pilot, lambda: "cannot be written" in text(app, "message"))
+        await wait_for(pilot, lambda: "cannot be written" in text(app, "message"))
         assert mentions(text(app, "message"), "chart", "cannot be written")
 
 
@@ -231,15 +231,15 @@ async def test_a_metric_is_split_by_rank_and_the_straggler_stands_out(app: Gputu
         app.perform("by_rank")
         await pilot.pause()
         assert "step time s by rank  r2 slow: 0.4500  0.3–0.4500" in text(app, "charts").splitlines()[1]
-        assert asked(app).ranked == ("step_time",)
+        assert requested_charts(app).ranked == ("step_time",)
         await press(pilot, "right", "right", "E")
         assert "r2 slow: 0.4500" in text(app, "charts").splitlines()[1]
-        await until(pilot, lambda: "Wrote" in text(app, "message"))
+        await wait_for(pilot, lambda: "Wrote" in text(app, "message"))
         written = (workspace.run_dir("gpt2-124m-1") / "charts" / "step_time-step.csv").read_text()
         assert all(f"\nstep_time rank {rank}," in written for rank in range(4))
         app.perform("by_rank")
         await pilot.pause()
-        assert "by rank" not in text(app, "charts") and asked(app).ranked == ()
+        assert "by rank" not in text(app, "charts") and requested_charts(app).ranked == ()
 
 
 # --- a failed run

@@ -92,7 +92,7 @@ def look_of(*curves: MetricCurve, hardware: tuple[HardwareCurve, ...] = (), mark
 LINE = MetricCurve("loss", bins(*range(10)), last=9.0)
 
 
-def drawn(panel: Panel, look: ChartLook, width: int = 60, height: int = 10) -> list[str]:
+def panel_text(panel: Panel, look: ChartLook, width: int = 60, height: int = 10) -> list[str]:
     return text_of(panel_lines(panel, look, width, height))
 
 
@@ -371,14 +371,14 @@ def test_the_line_of_the_crosshair_drops_whole_values() -> None:
 
 
 def test_the_legend_tells_the_newest_value_or_that_at_the_crosshair() -> None:
-    assert " loss  9" in drawn(LOSS, look_of(LINE), height=9)[0]
-    tall = drawn(LOSS, look_of(LINE))
+    assert " loss  9" in panel_text(LOSS, look_of(LINE), height=9)[0]
+    tall = panel_text(LOSS, look_of(LINE))
     assert tall[0].strip() == "loss" and [line for line in tall if line.endswith(" 9")]  # where the curve ends
     lines = panel_lines(LOSS, look_of(LINE, cursor=3.2, focus="loss"), 60, 10)
     assert text_of(lines)[0].startswith("▸loss  3") and widths(lines) == {60}
     assert styles(lines, "│") >= {"cursor"}
     nan = MetricCurve("loss", bins(1.0, float("nan"), 2.0), last=2.0)
-    assert mentions(drawn(LOSS, look_of(nan, cursor=1.0))[0], "loss  nan", "× 1 not finite")
+    assert mentions(panel_text(LOSS, look_of(nan, cursor=1.0))[0], "loss  nan", "× 1 not finite")
 
 
 def test_smoothed_curves_keep_the_measured_ones_behind_them() -> None:
@@ -395,15 +395,15 @@ def test_each_gpu_has_its_curve_and_of_many_the_ends_have_a_name() -> None:
     pair = (HardwareCurve("utilization", "GPU-1", bins(90, 91), 91.0, 92.0),
             HardwareCurve("utilization", "GPU-0", bins(10, 11), 11.0, 12.0))  # fmt: skip
     many = tuple(HardwareCurve("utilization", f"GPU-{n}", bins(90 - n), 90.0 - n) for n in range(8))
-    assert "100 ┤" in "\n".join(drawn(UTIL, look_of(hardware=pair)))
+    assert "100 ┤" in "\n".join(panel_text(UTIL, look_of(hardware=pair)))
     looks = {
         "● 0: 11  ■ 1: 91": look_of(hardware=pair),
         "● 0: 12  ■ 1: 92": look_of(hardware=pair, cursor=0.0),
         "● 0: –  ■ 1: –": look_of(hardware=pair, cursor=9.0),  # nothing was recorded there
         "● 0 highest: 90  ■ 7 lowest: 83": look_of(hardware=many),
     }
-    assert [drawn(UTIL, look)[0].split("%  ")[1].strip() for look in looks.values()] == list(looks)
-    small = drawn(UTIL, look_of(hardware=pair), 26, 6)[0]
+    assert [panel_text(UTIL, look)[0].split("%  ")[1].strip() for look in looks.values()] == list(looks)
+    small = panel_text(UTIL, look_of(hardware=pair), 26, 6)[0]
     assert small.rstrip() == f" {UTIL.title}  11–91", "no value is cut from a legend"
 
 
@@ -416,8 +416,8 @@ def test_no_two_metrics_share_a_file() -> None:
 
 def test_what_happened_stands_below_every_curve_and_is_named_at_the_crosshair() -> None:
     look = look_of(LINE, markers=MARKERS)
-    tall = drawn(LOSS, look, height=12)
-    low = drawn(LOSS, look, height=7)
+    tall = panel_text(LOSS, look, height=12)
+    low = panel_text(LOSS, look, height=7)
     assert "cuda oom" in tall[-1] and "┴" in tall[-2] and "┊" in tall[3]
     assert "cuda oom" not in "\n".join(low) and "┊" in low[1]
     at = [text for text, _ in crosshair_parts(look_of(LINE, markers=MARKERS, cursor=5.0), (LOSS,))]

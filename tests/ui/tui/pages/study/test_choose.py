@@ -9,7 +9,7 @@ import pytest
 from gputui.ui.tui.app import GputuiApp
 from gputui.ui.tui.pages.study.choose import ChooseStudyScreen
 from tests.homes import Home
-from tests.ui.tui.screens import asked, text, until
+from tests.ui.tui.screens import commands_of, text, wait_for
 
 STUDY = """\
 profile: tiny
@@ -36,23 +36,23 @@ def choosing(app: GputuiApp) -> ChooseStudyScreen:
 async def test_a_study_is_started_from_its_file(home: Home, app: GputuiApp, files: Path) -> None:
     async with app.run_test(size=(80, 24)) as pilot:
         await pilot.press("S", "ctrl+n", *"length")
-        await until(pilot, lambda: choosing(app).rows is not None)
+        await wait_for(pilot, lambda: choosing(app).rows is not None)
         current = choosing(app).current
         assert current is not None and (current.name, current.profile) == ("lengths", "tiny")
-        await until(pilot, lambda: "3 trials of tiny" in text(app, "detail"))
+        await wait_for(pilot, lambda: "3 trials of tiny" in text(app, "detail"))
         assert "steps=5" in text(app, "detail")
         await pilot.press("enter", "y")
-        await until(pilot, lambda: bool(asked(home)))
-        verb, _, args = asked(home)[0]
+        await wait_for(pilot, lambda: bool(commands_of(home)))
+        verb, _, args = commands_of(home)[0]
         assert verb == "study" and args["spec"]["name"] == "lengths" and args["source"] == STUDY
 
 
 async def test_a_broken_file_says_what_is_wrong_and_is_not_started(home: Home, app: GputuiApp, files: Path) -> None:
     async with app.run_test(size=(120, 36)) as pilot:
         await pilot.press("ctrl+n", *"broken")
-        await until(pilot, lambda: choosing(app).rows is not None)
+        await wait_for(pilot, lambda: choosing(app).rows is not None)
         current = choosing(app).current
         assert current is not None and "none-such" in current.problem
         await pilot.press("enter")
-        await until(pilot, lambda: "none-such" in text(app, "message"))
-        assert choosing(app) and asked(home) == []
+        await wait_for(pilot, lambda: "none-such" in text(app, "message"))
+        assert choosing(app) and commands_of(home) == []

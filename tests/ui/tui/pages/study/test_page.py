@@ -34,7 +34,7 @@ from gputui.ui.views.snapshot import Interest, Moment, RunRow, StudyPage
 from tests.homes import NOW, Home
 from tests.stories import overnight, search
 from tests.ui.tui.conftest import MakeApp
-from tests.ui.tui.screens import asked, text, text_of, until
+from tests.ui.tui.screens import commands_of, text, text_of, wait_for
 
 SIZE = (120, 36)
 
@@ -211,28 +211,28 @@ async def test_a_point_is_added_by_hand_from_that_of_a_trial(app: GputuiApp, hom
         await opened(pilot)
         assert shlex.split(page(app).copyable()[0].text)[:2] == ["--set", "lr=0.00739"]
         await pilot.press("N", "tab", "tab", "ctrl+u", *"adamw", "enter")
-        await until(pilot, lambda: bool(asked(home)))
+        await wait_for(pilot, lambda: bool(commands_of(home)))
         point: dict[str, object] = {"lr": 0.00739, "batch_size": 256, "optimizer": "adamw"}
-        assert asked(home) == [("study_enqueue", None, {"study": "lr-search-1", "set": point})]
+        assert commands_of(home) == [("study_enqueue", None, {"study": "lr-search-1", "set": point})]
         await pilot.press("N", "ctrl+u", "tab", "ctrl+u", "tab", "ctrl+u", "enter")
         assert isinstance(app.screen, FormScreen), "there is no value yet"
         # Values are read as on the command line.
         await pilot.press(*"[", "shift+tab", "shift+tab", *"1e-05", "enter")
-        await until(pilot, lambda: len(asked(home)) == 2)
-        assert asked(home)[1][2] == {"study": "lr-search-1", "set": {"lr": 1e-05, "optimizer": "["}}
+        await wait_for(pilot, lambda: len(commands_of(home)) == 2)
+        assert commands_of(home)[1][2] == {"study": "lr-search-1", "set": {"lr": 1e-05, "optimizer": "["}}
 
 
 async def test_a_trial_is_pruned_and_kept_and_the_study_paused_and_stopped(app: GputuiApp, home: Home) -> None:
     async with app.run_test(size=(160, 36)) as pilot:
         await opened(pilot)
         await pilot.press("end", "x", "y")
-        await until(pilot, lambda: len(asked(home)) == 1)
+        await wait_for(pilot, lambda: len(commands_of(home)) == 1)
         await pilot.press("e")
-        await until(pilot, lambda: len(asked(home)) == 2)
+        await wait_for(pilot, lambda: len(commands_of(home)) == 2)
         trial = {"study": "lr-search-1", "trial": 13}
-        assert asked(home) == [("study_prune", None, trial), ("study_keep", None, {**trial, "keep": True})]
+        assert commands_of(home) == [("study_prune", None, trial), ("study_keep", None, {**trial, "keep": True})]
         await pilot.press("P")
-        await until(pilot, lambda: len(asked(home)) == 3)
+        await wait_for(pilot, lambda: len(commands_of(home)) == 3)
         await pilot.press("X", "y")
-        await until(pilot, lambda: len(asked(home)) == 4)
-        assert [verb for verb, _, _ in asked(home)[2:]] == ["study_pause", "study_stop"]
+        await wait_for(pilot, lambda: len(commands_of(home)) == 4)
+        assert [verb for verb, _, _ in commands_of(home)[2:]] == ["study_pause", "study_stop"]
