@@ -15,10 +15,10 @@ def alone(measure: Callable[..., dict[str, Any]]) -> None:
     """Take the measurement, for as many seconds as the first argument says, and print it as JSON."""
     end_tidily()
     try:
-        found = measure(*map(float, sys.argv[1:2]))
+        figures = measure(*map(float, sys.argv[1:2]))
     except (BuildError, ValueError) as error:
         sys.exit(f"benchmark: {error}")
-    print(json.dumps(found, indent=2))
+    print(json.dumps(figures, indent=2))
 
 
 def end_tidily() -> None:

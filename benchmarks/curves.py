@@ -48,7 +48,7 @@ def measure(lines: int = LINES) -> dict[str, Any]:
             "open_seconds": opened["step"],
             "open_by_axis_seconds": opened,
             "zoom_seconds": max(zoomed.values()),
-            "zoom_by_share_seconds": {str(share): found for share, found in zoomed.items()},
+            "zoom_by_share_seconds": {str(share): seconds for share, seconds in zoomed.items()},
             "follow_seconds": _followed(database),
             "envelope_percent": 100 * _share(database),
         }
@@ -89,15 +89,15 @@ def _ask(connection: sqlite3.Connection, curves: RunCurves, request: ChartReques
 def _zoomed(database: Path, share: float, lines: int) -> float:
     """The median over places, of one that looked at the whole run before."""
     places = random.Random(7)
-    found = []
+    durations = []
     with closing(open_reader(database)) as connection:
         curves = RunCurves("bench")
         _ask(connection, curves, REQUEST)
         for _ in range(ROUNDS):
             start = places.uniform(0, lines * (1 - share))
             request = replace(REQUEST, window=(start, start + lines * share))
-            found.append(_seconds(lambda request=request: _ask(connection, curves, request)))  # type: ignore[misc]
-    return statistics.median(found)
+            durations.append(_seconds(lambda request=request: _ask(connection, curves, request)))  # type: ignore[misc]
+    return statistics.median(durations)
 
 
 def _followed(database: Path) -> float:
@@ -123,14 +123,14 @@ def _seconds(ask: Callable[[], object]) -> float:
 
 
 def main() -> None:
-    found = measure(int(sys.argv[1]) if len(sys.argv) > 1 else LINES)
-    print(f"{found['lines']:,} lines stored at {found['fill_lines_per_second']:,.0f} lines/s")
-    print(f"envelopes take {found['envelope_percent']:.1f} % of what the lines take")
-    for axis, seconds in found["open_by_axis_seconds"].items():
+    figures = measure(int(sys.argv[1]) if len(sys.argv) > 1 else LINES)
+    print(f"{figures['lines']:,} lines stored at {figures['fill_lines_per_second']:,.0f} lines/s")
+    print(f"envelopes take {figures['envelope_percent']:.1f} % of what the lines take")
+    for axis, seconds in figures["open_by_axis_seconds"].items():
         print(f"{len(NAMES)} charts over {axis} opened in {seconds * 1e3:.0f} ms")
-    for share, seconds in found["zoom_by_share_seconds"].items():
+    for share, seconds in figures["zoom_by_share_seconds"].items():
         print(f"zoomed into {float(share):.2%} of the run in {seconds * 1e3:.0f} ms")
-    print(f"nothing new: {found['follow_seconds'] * 1e3:.2f} ms")
+    print(f"nothing new: {figures['follow_seconds'] * 1e3:.2f} ms")
 
 
 if __name__ == "__main__":

@@ -41,11 +41,11 @@ def measure(times: float = 1, *, seed: int = 1) -> dict[str, Any]:
     randomness = random.Random(seed)
     with Scene() as scene:
         scene.start_agent()
-        taken = [_once(scene, randomness) for _ in range(int(times))]
+        deaths = [_once(scene, randomness) for _ in range(int(times))]
     return {
-        "times": len(taken),
-        **{name: statistics.median(death[name] for death in taken) for name in taken[0]},
-        "worst_seconds": max(death["seconds"] for death in taken),
+        "times": len(deaths),
+        **{name: statistics.median(death[name] for death in deaths) for name in deaths[0]},
+        "worst_seconds": max(death["seconds"] for death in deaths),
     }
 
 
@@ -99,12 +99,12 @@ def _last_step(scene: Scene, run_id: str) -> int | None:
 def _first_step_at(scene: Scene, run_id: str, attempt: int) -> float | None:
     """The time that the training script gave its first step of this attempt."""
     with closing(open_reader(scene.workspace.database)) as connection:
-        found = connection.execute(
+        row = connection.execute(
             "SELECT min(at) FROM metrics JOIN metric_sources USING (source_id) "
             "WHERE run_id = ? AND attempt = ? AND json_extract(data, '$.loss') IS NOT NULL",
             (run_id, attempt),
         ).fetchone()[0]
-    return None if found is None else float(found)
+    return None if row is None else float(row)
 
 
 if __name__ == "__main__":

@@ -56,8 +56,8 @@ class Figure:
         return "" if self.aim is None else f"{sign} {_number(self.aim, self.unit, exact=True)}"
 
     def value(self, results: Results) -> float | None:
-        found = at(results.get(self.benchmark), self.path)
-        return None if found is None else float(found)
+        figure = at(results.get(self.benchmark), self.path)
+        return None if figure is None else float(figure)
 
     def shown(self, results: Results) -> str:
         """The value with its unit, and its spread where there is one."""
@@ -86,11 +86,11 @@ def row(figure: Figure, results: Results) -> list[str]:
     return [figure.text, figure.shown(results), figure.aim_text, "" if reached is None else "yes" if reached else "NO"]
 
 
-def layout(rows: Sequence[Sequence[str]], words: Collection[int] = (0, 3)) -> str:
+def layout(rows: Sequence[Sequence[str]], text_columns: Collection[int] = (0, 3)) -> str:
     """Rows as text, the first of them the heading; the columns of words to the left, those of numbers to the right."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = [
-        "  ".join(_cell(text, column in words, widths[column]) for column, text in enumerate(row)).rstrip()
+        "  ".join(_cell(text, column in text_columns, widths[column]) for column, text in enumerate(row)).rstrip()
         for row in rows
     ]
     return "\n".join([lines[0], "─" * len(lines[0]), *lines[1:]])
@@ -107,21 +107,21 @@ def texts_under(results: Mapping[str, Any], key: str) -> list[str]:
     return [f"{' '.join(path)}: {text}" for path, text in _said(results, key, ())]
 
 
-def _said(found: Any, key: str, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], str]]:
-    if isinstance(found, Mapping):
-        if isinstance(found.get(key), str):
-            yield path, found[key]
-        for name, inner in found.items():
+def _said(results: Any, key: str, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], str]]:
+    if isinstance(results, Mapping):
+        if isinstance(results.get(key), str):
+            yield path, results[key]
+        for name, inner in results.items():
             yield from _said(inner, key, (*path, str(name)))
 
 
-def at(found: Any, path: Sequence[str]) -> Any:
+def at(results: Any, path: Sequence[str]) -> Any:
     """The value at the end of a path of names; None where it is not there."""
     for key in path:
-        if not isinstance(found, Mapping):
+        if not isinstance(results, Mapping):
             return None
-        found = found.get(key)
-    return found
+        results = results.get(key)
+    return results
 
 
 def with_unit(value: float | None, unit: Unit) -> str:

@@ -92,12 +92,12 @@ def _read(database: Path, file: Path) -> dict[str, float]:
     ingest = _ingest(connection, file)
     ingest.finish("bench")
     reader = open_reader(database)
-    found = {
+    figures = {
         "latest_seconds": min(_seconds(lambda: queries.latest(reader, "bench")) for _ in range(5)),
     }
     reader.close()
     connection.close()
-    return found
+    return figures
 
 
 def _seconds(ask: Any) -> float:
@@ -118,13 +118,13 @@ def _ingest(connection: Any, file: Path) -> MetricsIngest:
 
 
 def main() -> None:
-    found = measure()
-    print(f"{found['lines']} lines of {found['bytes_per_line']:.0f} bytes, median of {ROUNDS} rounds")
+    rates = measure()
+    print(f"{rates['lines']} lines of {rates['bytes_per_line']:.0f} bytes, median of {ROUNDS} rounds")
     print(
-        f"{found['lines_per_second']:,.0f} lines/s ({found['lines_per_cpu_second']:,.0f} per second of processor time)"
+        f"{rates['lines_per_second']:,.0f} lines/s ({rates['lines_per_cpu_second']:,.0f} per second of processor time)"
     )
-    print(f"{found['bytes_per_second'] / 1e6:.1f} MB/s, peak memory {found['peak_rss_bytes'] / 1e6:.1f} MB")
-    print(f"the newest value of every metric read in {found['latest_seconds'] * 1e3:.2f} ms")
+    print(f"{rates['bytes_per_second'] / 1e6:.1f} MB/s, peak memory {rates['peak_rss_bytes'] / 1e6:.1f} MB")
+    print(f"the newest value of every metric read in {rates['latest_seconds'] * 1e3:.2f} ms")
 
 
 if __name__ == "__main__":

@@ -42,9 +42,9 @@ def measure(lines: float = 150, *, seed: int = 1) -> dict[str, Any]:
             Terminal(scene.gputui(), columns=COLUMNS, rows=ROWS, environment=scene.environment) as terminal,
         ):
             run.write([_values(loss) for loss in losses[count:]])
-            terminal.wait(lambda shown: any(run.run_id in line for line in shown), 10)
+            terminal.wait(lambda screen: any(run.run_id in line for line in screen), 10)
             terminal.press(ENTER)
-            terminal.wait(lambda shown: _shown_loss(shown) is not None, 10)
+            terminal.wait(lambda screen: _shown_loss(screen) is not None, 10)
             time.sleep(3)
             store = _StoreWatcher(scene, run.run_id)
             meter = CpuMeter({"screen": family([terminal.pid]), "agent and sampler": family([agent])})
@@ -60,12 +60,12 @@ def measure(lines: float = 150, *, seed: int = 1) -> dict[str, Any]:
             bytes_per_second = (terminal.bytes_written - bytes_before) / elapsed
             time.sleep(1.0)
             stored = store.end()
-            shown = _appearances(terminal, {text: step for text, (step, _) in written.items()})
+            visible = _appearances(terminal, {text: step for text, (step, _) in written.items()})
     moments = dict(written.values())
     return {
         "lines": count,
         "lines_per_second": count / elapsed,
-        **_latencies("visible", moments, shown),
+        **_latencies("visible", moments, visible),
         **_latencies("stored", moments, stored),
         "page_cpu_percent": shares["sum"],
         "page_cpu_percent_screen": shares["screen"],
@@ -95,20 +95,20 @@ class _StoreWatcher:
         newest = -1
         with closing(open_reader(self._path)) as connection:
             while not self._end.wait(LOOK_SECONDS):
-                found = connection.execute("PRAGMA data_version").fetchone()[0]
-                if found == version:
+                newest_version = connection.execute("PRAGMA data_version").fetchone()[0]
+                if newest_version == version:
                     continue
-                version = found
+                version = newest_version
                 step = self._newest(connection)
                 if step is not None and step > newest:
                     newest = step
                     self._seen.append((time.monotonic(), step))
 
     def _newest(self, connection: sqlite3.Connection) -> int | None:
-        found = connection.execute(
+        row = connection.execute(
             "SELECT max(step) FROM metrics JOIN metric_sources USING (source_id) WHERE run_id = ?", (self._run_id,)
         ).fetchone()[0]
-        return None if found is None else int(found)
+        return None if row is None else int(row)
 
 
 def _values(loss: int) -> dict[str, float]:
@@ -122,13 +122,13 @@ def _text(loss: int) -> str:
 
 def _shown_loss(lines: list[str]) -> str | None:
     """The newest loss, as the head of the page tells it."""
-    words = lines[0].split() if lines else []
-    return words[words.index("loss") + 1] if "loss" in words[:-1] else None
+    fields = lines[0].split() if lines else []
+    return fields[fields.index("loss") + 1] if "loss" in fields[:-1] else None
 
 
 def _appearances(terminal: Terminal, steps: dict[str, int]) -> list[tuple[float, int]]:
     """(monotonic time, step) whenever the page began to show a later line."""
-    found: list[tuple[float, int]] = []
+    appearances: list[tuple[float, int]] = []
     newest = -1
 
     def is_later(lines: list[str]) -> bool:
@@ -136,26 +136,26 @@ def _appearances(terminal: Terminal, steps: dict[str, int]) -> list[tuple[float,
 
     while (at := terminal.when(is_later)) is not None:
         newest = steps[_shown_loss(terminal.shown) or ""]
-        found.append((at, newest))
-    return found
+        appearances.append((at, newest))
+    return appearances
 
 
-def _latencies(name: str, written: dict[int, float], seen: list[tuple[float, int]]) -> dict[str, float | int]:
+def _latencies(name: str, written: dict[int, float], appearances: list[tuple[float, int]]) -> dict[str, float | int]:
     """Percentiles over the lines; ``missing`` counts those that never came."""
-    taken = []
+    latencies = []
     missing = 0
     place = 0
     for step, at in sorted(written.items()):
-        while place < len(seen) and seen[place][1] < step:
+        while place < len(appearances) and appearances[place][1] < step:
             place += 1
-        if place == len(seen):
+        if place == len(appearances):
             missing += 1
         else:
-            taken.append(seen[place][0] - at)
+            latencies.append(appearances[place][0] - at)
     return {
-        f"{name}_p50_seconds": percentile(taken, 50),
-        f"{name}_p99_seconds": percentile(taken, 99),
-        f"{name}_worst_seconds": max(taken),
+        f"{name}_p50_seconds": percentile(latencies, 50),
+        f"{name}_p99_seconds": percentile(latencies, 99),
+        f"{name}_worst_seconds": max(latencies),
         f"{name}_missing": missing,
     }
 

@@ -90,7 +90,7 @@ class AgentWatch:
         stop_agent(self._scene.workspace)
         with closing(open_reader(self._scene.workspace.database)) as connection:
             turn = connection.execute("SELECT longest_turn_seconds, longest_turn_part FROM agent").fetchone()
-        turns = [tuple(map(float, found[:2])) for found in _TURN.findall(self._scene.workspace.agent_log.read_text())]
+        turns = [tuple(map(float, turn[:2])) for turn in _TURN.findall(self._scene.workspace.agent_log.read_text())]
         return {
             "start_seconds": self.start_seconds,
             "longest_turn_seconds": turn[0],
@@ -162,8 +162,8 @@ def removed(scene: Scene, lines: int, seconds: float) -> dict[str, Any]:
         wait_until(is_given_back, 3600.0, "the end of its pages")
         given_back = time.monotonic() - began
     time.sleep(seconds)
-    found = {"answer_seconds": answered, "lines_gone_seconds": gone, "pages_back_seconds": given_back}
-    return {"file_bytes_before": before, **found, **watch.end()}
+    figures = {"answer_seconds": answered, "lines_gone_seconds": gone, "pages_back_seconds": given_back}
+    return {"file_bytes_before": before, **figures, **watch.end()}
 
 
 def queued(scene: Scene, _lines: int, seconds: float) -> dict[str, Any]:
@@ -191,19 +191,19 @@ def live(scene: Scene, _lines: int, seconds: float) -> dict[str, Any]:
     watch = AgentWatch(scene)
     files = [(scene.workspace.run_dir(f"long-{number}") / "metrics.jsonl").open("a") for number in range(LIVE_RUNS)]
     step = 0
-    until = time.monotonic() + max(20.0, seconds)
+    deadline = time.monotonic() + max(20.0, seconds)
     # The start of an agent that adopts them is not what is asked here.
     time.sleep(5.0)
     meter = CpuMeter({"agent": [watch.agent]})
-    while time.monotonic() < until:
+    while time.monotonic() < deadline:
         for place, file in enumerate(files):
             file.write(f'{{"step": {step}, "time": {time.time()}, "loss": 0.5, "lr": 0.001}}\n')
             file.flush()
             time.sleep(1 / LINES_A_SECOND / LIVE_RUNS if place else 0.0)
         step += 1
     percent = meter.percent()["agent"]
-    found = watch.end() | {"processor_percent": percent}
-    return {**found, "turn_while_all_began_seconds": begun["longest_turn_seconds"]}
+    figures = watch.end() | {"processor_percent": percent}
+    return {**figures, "turn_while_all_began_seconds": begun["longest_turn_seconds"]}
 
 
 def history(scene: Scene, _lines: int, seconds: float) -> dict[str, Any]:
@@ -365,13 +365,13 @@ def measure(
     names: tuple[str, ...] = tuple(SCENES), *, lines: int = LINES, seconds: float = 20.0
 ) -> dict[str, dict[str, Any]]:
     """Each scene in a home of its own; ``seconds`` is how long the agent is watched after what was waited for."""
-    found = {}
+    results = {}
     for name in names:
         print(f"measuring {name} …", file=sys.stderr, flush=True)
         with quiet_scene() as scene:
-            found[name] = {**SCENES[name](scene, lines, seconds), "load": machine_load()}
-            print(json.dumps({name: found[name]}), file=sys.stderr, flush=True)
-    return found
+            results[name] = {**SCENES[name](scene, lines, seconds), "load": machine_load()}
+            print(json.dumps({name: results[name]}), file=sys.stderr, flush=True)
+    return results
 
 
 def main() -> None:
@@ -384,10 +384,10 @@ def main() -> None:
         parser.error(f"there is no {unknown[0]}; there are {', '.join(SCENES)}")
     end_tidily()
     try:
-        found = measure(tuple(args.names or SCENES), lines=args.lines, seconds=args.seconds)
+        results = measure(tuple(args.names or SCENES), lines=args.lines, seconds=args.seconds)
     except (AgentUnreachableError, TimeoutError) as error:
         sys.exit(f"benchmark: {error}")
-    print(json.dumps(found, indent=2))
+    print(json.dumps(results, indent=2))
 
 
 if __name__ == "__main__":

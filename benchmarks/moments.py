@@ -91,14 +91,14 @@ def _read(
     reader: SnapshotReader, connection: sqlite3.Connection, interest: Interest, end: float, seconds: int, rounds: int
 ) -> list[float]:
     places = random.Random(5)
-    found = []
+    durations = []
     for _ in range(rounds):
         at = end - places.uniform(1, seconds - 1)
         begin = time.perf_counter()
         snapshot = reader.read(connection, end, _at(interest, at))
-        found.append(time.perf_counter() - begin)
+        durations.append(time.perf_counter() - begin)
         assert snapshot.at == at and len(snapshot.gpus) == GPUS and snapshot.runs[0].run.run_id == "bench"
-    return found
+    return durations
 
 
 def _at(interest: Interest, at: float) -> Interest:
@@ -110,10 +110,10 @@ def _named(name: str, seconds: Sequence[float]) -> dict[str, float]:
 
 
 def main() -> None:
-    found = measure(int(sys.argv[1]) if len(sys.argv) > 1 else curves.LINES)
+    figures = measure(int(sys.argv[1]) if len(sys.argv) > 1 else curves.LINES)
     for name in ("overview", "page"):
-        p50 = found[f"{name}_p50_seconds"]
-        p95 = found[f"{name}_p95_seconds"]
+        p50 = figures[f"{name}_p50_seconds"]
+        p95 = figures[f"{name}_p95_seconds"]
         print(f"a past moment of the {name}: {p50 * 1e3:.0f} ms, p95 {p95 * 1e3:.0f} ms")
 
 

@@ -37,7 +37,7 @@ def measure(
 
 def _measure(name: str, program: str, spans: Spans, sizes: Sequence[tuple[int, int]]) -> dict[str, Any]:
     version = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=20, check=False).stdout
-    found: dict[str, Any] = {"version": version.split()[-1] if version.split() else "unknown"}
+    outcome: dict[str, Any] = {"version": version.split()[-1] if version.split() else "unknown"}
     with Scene() as scene:
         # A home of its own: whoever runs this keeps their settings out of it, and unchanged.
         environment = {**scene.environment, "HOME": str(scene.folder)}
@@ -47,8 +47,8 @@ def _measure(name: str, program: str, spans: Spans, sizes: Sequence[tuple[int, i
                 first = first_frame_seconds(terminal)
                 time.sleep(spans.warm_seconds)
                 figures = watch(terminal, scene, {name: family([terminal.pid])}, spans)
-                found[size_word(columns, rows)] = {"first_frame_seconds": first, **figures}
-    return found
+                outcome[size_word(columns, rows)] = {"first_frame_seconds": first, **figures}
+    return outcome
 
 
 if __name__ == "__main__":

@@ -32,14 +32,14 @@ def family(roots: Iterable[int]) -> list[int]:
             fields = _stat(int(entry.name))
             if fields is not None:
                 children.setdefault(int(fields[_PPID]), []).append(int(entry.name))
-    found: list[int] = []
+    pids: list[int] = []
     waiting = list(roots)
     while waiting:
         pid = waiting.pop()
-        if pid not in found and _stat(pid) is not None:
-            found.append(pid)
+        if pid not in pids and _stat(pid) is not None:
+            pids.append(pid)
             waiting += children.get(pid, [])
-    return found
+    return pids
 
 
 def cpu_seconds(pid: int) -> float:
@@ -48,11 +48,11 @@ def cpu_seconds(pid: int) -> float:
     All its threads, in nanoseconds, from the process's CPU clock, whose number follows from its PID
     (clock_getcpuclockid(3)); /proc/<pid>/stat has the same figure in steps of 10 ms. Raises OSError when it has ended.
     """
-    own = time.clock_gettime((~pid << 3) | 2)
+    running = time.clock_gettime((~pid << 3) | 2)
     fields = _stat(pid)
     if fields is None:
         raise ProcessLookupError(pid)
-    return own + (int(fields[_CUTIME]) + int(fields[_CSTIME])) / _TICKS_PER_SECOND
+    return running + (int(fields[_CUTIME]) + int(fields[_CSTIME])) / _TICKS_PER_SECOND
 
 
 def memory(pids: Iterable[int]) -> Memory:

@@ -56,7 +56,7 @@ def measure(
         finally:
             recorder.terminate()
             recorder.wait(15)
-    made = {name: count - calls_before.get(name, 0) for name, count in calls.items()}
+    new_calls = {name: count - calls_before.get(name, 0) for name, count in calls.items()}
     return {
         "seconds": seconds,
         "cpu_percent": shares["sum"],
@@ -66,16 +66,18 @@ def measure(
         "pss_bytes": used.pss_bytes,
         "rss_bytes_agent": by_process["agent"].rss_bytes,
         "rss_bytes_sampler": by_process["sampler"].rss_bytes,
-        "nvml_calls_per_second": sum(made.values()) / elapsed,
+        "nvml_calls_per_second": sum(new_calls.values()) / elapsed,
         "nvml_calls_by_function": {
-            name: round(count / elapsed, 2) for name, count in sorted(made.items(), key=lambda item: -item[1]) if count
+            name: round(count / elapsed, 2)
+            for name, count in sorted(new_calls.items(), key=lambda item: -item[1])
+            if count
         },
     }
 
 
 def measure_all(seconds: float = 30.0) -> dict[str, Any]:
     """`measure` and what is left on disk, for machines of two sizes at two paces."""
-    found: dict[str, Any] = {
+    figures: dict[str, Any] = {
         f"{gpus} GPUs, {hertz} Hz": {
             **measure(seconds, gpus=gpus, hertz=hertz),
             **bytes_on_disk(gpus, hertz, DISK_SECONDS),
@@ -83,7 +85,7 @@ def measure_all(seconds: float = 30.0) -> dict[str, Any]:
         for gpus in (GPUS, 2 * GPUS)
         for hertz in (1, 10)
     }
-    return found
+    return figures
 
 
 if __name__ == "__main__":

@@ -56,10 +56,10 @@ class Scene:
     @property
     def environment(self) -> dict[str, str]:
         """The environment of every program measured; nothing of the caller's own terminal or runs is in it."""
-        kept = {name: os.environ[name] for name in ("PATH", "HOME", "USER", "VIRTUAL_ENV") if name in os.environ}
+        environ = {name: os.environ[name] for name in ("PATH", "HOME", "USER", "VIRTUAL_ENV") if name in os.environ}
         runtime = self.folder / "runtime"
         runtime.mkdir(mode=0o700, exist_ok=True)
-        return {**kept, **self.nvml.environment(), "XDG_RUNTIME_DIR": str(runtime), "LANG": "C.UTF-8", "TZ": "UTC"}
+        return {**environ, **self.nvml.environment(), "XDG_RUNTIME_DIR": str(runtime), "LANG": "C.UTF-8", "TZ": "UTC"}
 
     def gputui(self, *arguments: str) -> list[str]:
         """The command line of the installed gputui in this scene's home."""
@@ -102,8 +102,10 @@ class Scene:
 
     def _has_samples(self) -> bool:
         with closing(open_reader(self.workspace.database)) as connection:
-            found = connection.execute("SELECT (SELECT count(*) FROM gpu_samples), (SELECT count(*) FROM host_samples)")
-            return all(found.fetchone())
+            counts = connection.execute(
+                "SELECT (SELECT count(*) FROM gpu_samples), (SELECT count(*) FROM host_samples)"
+            )
+            return all(counts.fetchone())
 
     def close(self) -> None:
         with suppress(AgentUnreachableError):
@@ -144,8 +146,8 @@ def wait_until(look: Callable[[], object], timeout_seconds: float = _WARM_SECOND
 def own_folder(prefix: str) -> Iterator[Path]:
     """A temporary folder with a runtime directory; nothing of the caller's homes and runs is in the environment."""
     folder = Path(tempfile.mkdtemp(prefix=prefix))
-    kept = dict(os.environ)
-    for name in kept:
+    environ = dict(os.environ)
+    for name in environ:
         if name.startswith(("GPUTUI_", "TORCHELASTIC_", "XDG_")):
             del os.environ[name]
     (folder / "runtime").mkdir(mode=0o700)
@@ -154,5 +156,5 @@ def own_folder(prefix: str) -> Iterator[Path]:
         yield folder
     finally:
         os.environ.clear()
-        os.environ.update(kept)
+        os.environ.update(environ)
         shutil.rmtree(folder, ignore_errors=True)

@@ -43,29 +43,29 @@ def measure(
 ) -> dict[str, Any]:
     """For each size: seconds from the spawn to the moment at which the emulated screen is complete, of some starts
     after one that does not count; ``ratio`` is that to the empty app's, which starts in turn with it."""
-    found: dict[str, Any] = {}
+    figures: dict[str, Any] = {}
     with Scene() as scene:
         scene.start_agent()
         time.sleep(warm_seconds)
         for columns, rows in sizes:
             programs = {"ours": (scene.gputui(), WORDS), "empty": ([sys.executable, "-c", EMPTY_APP], ("ready",))}
-            taken: dict[str, list[float]] = {name: [] for name in programs}
+            durations: dict[str, list[float]] = {name: [] for name in programs}
             for number in range(int(starts) + 1):
-                for name, (argv, words) in programs.items():
+                for name, (argv, texts) in programs.items():
                     with Terminal(argv, columns=columns, rows=rows, environment=scene.environment) as terminal:
-                        seconds = first_frame_seconds(terminal, words)
+                        seconds = first_frame_seconds(terminal, texts)
                     if number >= 1:
-                        taken[name].append(seconds)
-            ours = statistics.median(taken["ours"])
-            empty = statistics.median(taken["empty"])
-            found[size_word(columns, rows)] = {
+                        durations[name].append(seconds)
+            ours = statistics.median(durations["ours"])
+            empty = statistics.median(durations["empty"])
+            figures[size_word(columns, rows)] = {
                 "median_seconds": ours,
-                "best_seconds": min(taken["ours"]),
-                "worst_seconds": max(taken["ours"]),
+                "best_seconds": min(durations["ours"]),
+                "worst_seconds": max(durations["ours"]),
                 "empty_app_seconds": empty,
                 "ratio": ours / empty,
             }
-    return found
+    return figures
 
 
 if __name__ == "__main__":

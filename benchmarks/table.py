@@ -116,8 +116,8 @@ def missed(results: Results) -> list[str]:
 
 
 def _heading(name: str, peers: Mapping[str, Any] | None) -> str:
-    found = None if peers is None else peers.get(name)
-    return name if found is None else f"{name} {found['version']}"
+    peer = None if peers is None else peers.get(name)
+    return name if peer is None else f"{name} {peer['version']}"
 
 
 def _peer(name: str, figure: Figure, peers: Mapping[str, Any] | None) -> str:

@@ -137,9 +137,9 @@ class Terminal:
         """Output that has arrived and was not shown yet, as (monotonic time, bytes). It will not be
         shown any more."""
         with self._lock:
-            taken = list(self._arrived)
+            pieces = list(self._arrived)
             self._arrived.clear()
-        return taken
+        return pieces
 
     def take_shown(self) -> None:
         """Bring the emulated screen up to date with all that has arrived."""
@@ -224,15 +224,15 @@ class Replay:
         """The time at which the screen first showed what it shows at the end: text in every line
         that has text in the end, and in at least ``share`` of the cells that have. Which text is
         not compared, because figures move on."""
-        wanted = _cells(self._final())
-        if not wanted:
+        final_cells = _cells(self._final())
+        if not final_cells:
             raise ValueError("the screen stayed empty")
         screen, stream = self._fresh()
         for at, data in self._output:
             stream.feed(_UNKNOWN_TO_PYTE.sub(b"", data))
-            shown = _cells(screen.display)
-            lines = {y for y, _ in wanted} - {y for y, _ in shown}
-            if not lines and len(wanted & shown) >= share * len(wanted):
+            screen_cells = _cells(screen.display)
+            lines = {y for y, _ in final_cells} - {y for y, _ in screen_cells}
+            if not lines and len(final_cells & screen_cells) >= share * len(final_cells):
                 return at
         raise AssertionError("the end is complete")
 

@@ -29,29 +29,29 @@ CURVE_CELLS = 60
 def key_to_paint(terminal: Terminal, count: int) -> dict[str, float | int]:
     """Percentiles from a key that moves the cursor to the output that shows it moved. There must be a cursor with a
     line below its own."""
-    taken = []
+    durations = []
     for number in range(count):
         terminal.take_shown()
         before = _cursor(terminal.shown)
         pressed_at = time.monotonic()
         terminal.press(KEY_UP if number % 2 else KEY_DOWN)
-        taken.append(terminal.wait(_moved_from(before), LONGEST_SECONDS) - pressed_at)
+        durations.append(terminal.wait(_moved_from(before), LONGEST_SECONDS) - pressed_at)
         time.sleep(PAUSE_SECONDS)
-    return _percentiles(taken)
+    return _percentiles(durations)
 
 
 def dialog_to_paint(terminal: Terminal, times: int) -> dict[str, float | int]:
     """Percentiles from a key that opens or closes a dialog to the output that shows it open or closed."""
-    taken = []
+    durations = []
     for _ in range(times):
         for key, title in DIALOGS.items():
             for pressed, is_open in ((key, True), (ESCAPE, False)):
                 terminal.take_shown()
                 at = time.monotonic()
                 terminal.press(pressed)
-                taken.append(terminal.wait(_has(title, is_open), LONGEST_SECONDS) - at)
+                durations.append(terminal.wait(_has(title, is_open), LONGEST_SECONDS) - at)
                 time.sleep(3 * PAUSE_SECONDS)
-    return _percentiles(taken)
+    return _percentiles(durations)
 
 
 def open_page(terminal: Terminal, run_id: str, times: int) -> dict[str, float]:
@@ -92,18 +92,18 @@ def stall(terminal: Terminal, seconds: float) -> dict[str, Any]:
     terminal.resume()
     terminal.press(HELP)
     answered = terminal.wait(lambda lines: any(DIALOGS[HELP] in line for line in lines), 2 * LONGEST_SECONDS) - at
-    found = {"caught_up_seconds": answered, "bytes_after": terminal.bytes_written - before}
+    figures = {"caught_up_seconds": answered, "bytes_after": terminal.bytes_written - before}
     terminal.press(ESCAPE)
     terminal.wait(lambda lines: not any(" Keys " in line for line in lines), LONGEST_SECONDS)
-    return found
+    return figures
 
 
-def _percentiles(taken: list[float]) -> dict[str, float | int]:
+def _percentiles(durations: list[float]) -> dict[str, float | int]:
     return {
-        "count": len(taken),
-        "p50_seconds": percentile(taken, 50),
-        "p99_seconds": percentile(taken, 99),
-        "worst_seconds": max(taken),
+        "count": len(durations),
+        "p50_seconds": percentile(durations, 50),
+        "p99_seconds": percentile(durations, 99),
+        "worst_seconds": max(durations),
     }
 
 

@@ -57,19 +57,19 @@ def measure(
     The overview is shown, with history in the store."""
     spans = spans or Spans(idle_seconds=idle_seconds)
     load = load or Load()
-    found: dict[str, Any] = {}
+    figures: dict[str, Any] = {}
     with Scene() as scene:
         agent = scene.start_agent()
         finished_runs(scene.workspace, load.history_runs)
         for columns, rows in sizes:
-            found[size_word(columns, rows)] = _watched(scene, agent, (columns, rows), spans, load)
+            figures[size_word(columns, rows)] = _watched(scene, agent, (columns, rows), spans, load)
     for gpus in load.gpu_counts:
         with Scene(gpus, 2 * gpus) as scene:
             agent = scene.start_agent()
             finished_runs(scene.workspace, load.history_runs)
-            found[f"gpus_{gpus}"] = _watched(scene, agent, sizes[-1], spans, load)
-    found["crowd"] = _crowd(spans, load, sizes[-1])
-    return found
+            figures[f"gpus_{gpus}"] = _watched(scene, agent, sizes[-1], spans, load)
+    figures["crowd"] = _crowd(spans, load, sizes[-1])
+    return figures
 
 
 def _watched(scene: Scene, agent: int, size: tuple[int, int], spans: Spans, load: Load) -> dict[str, Any]:

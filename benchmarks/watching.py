@@ -43,11 +43,11 @@ def watch(terminal: Terminal, scene: Scene, groups: dict[str, list[int]], spans:
         "keys": keys,
         "rss_bytes": sum(process.rss_bytes for process in used.values()),
         "pss_bytes": sum(process.pss_bytes for process in used.values()),
-        "rss_bytes_by_process": {name: each.rss_bytes for name, each in used.items()},
+        "rss_bytes_by_process": {name: process.rss_bytes for name, process in used.items()},
     }
 
 
-def first_frame_seconds(terminal: Terminal, words: Sequence[str] = ()) -> float:
+def first_frame_seconds(terminal: Terminal, texts: Sequence[str] = ()) -> float:
     """From the start of the program to its first complete screen. SETTLED_SECONDS after its first output its screen
     counts as settled.
 
@@ -56,7 +56,7 @@ def first_frame_seconds(terminal: Terminal, words: Sequence[str] = ()) -> float:
     terminal.wait_for_output(LONGEST_START_SECONDS)
     time.sleep(SETTLED_SECONDS)
     replay = Replay(terminal.take_output(), columns=terminal.columns, rows=terminal.rows)
-    missing = [word for word in words if word not in replay.final_text]
+    missing = [word for word in texts if word not in replay.final_text]
     if missing:
         raise ValueError(f"{missing[0]!r} is not on the screen:\n{replay.final_text}")
     return replay.first_complete() - terminal.started_at

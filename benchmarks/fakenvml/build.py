@@ -94,13 +94,13 @@ class FakeNvml:
             data = (self._counters / f"{pid}.calls").read_bytes()
         except FileNotFoundError:
             return {}
-        found = {}
+        counts = {}
         for name, count in _RECORD.iter_unpack(data):
             text = name.rstrip(b"\0").decode()
             if not text:
                 break
-            found[text] = count
-        return found
+            counts[text] = count
+        return counts
 
 
 if __name__ == "__main__":

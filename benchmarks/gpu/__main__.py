@@ -146,14 +146,14 @@ def markdown(results: figures.Results, machine: dict[str, Any]) -> str:
         "|---|---:|---:|---|",
     ]
     for figure in FIGURES:
-        text, shown, aim, reached = figures.row(figure, results)
+        text, reached_text, aim, reached = figures.row(figure, results)
         if figure.value(results) is None:
-            shown = "not measured"
+            reached_text = "not measured"
             reached = ""
         elif not on_gpu:
-            shown = f"{shown} ({UNMEASURED})"
+            reached_text = f"{reached_text} ({UNMEASURED})"
             reached = ""
-        rows.append(f"| {text} | {shown} | {aim} | {reached} |")
+        rows.append(f"| {text} | {reached_text} | {aim} | {reached} |")
     measured = results[NAME] or {}
     said = {True: "yes", False: "NO", None: ""}
     if "recovered" in (oom := measured.get("oom", {})):

@@ -93,8 +93,8 @@ class Machine:
 
 
 def bare_gpt2(machine: Machine, *, compiled: bool) -> dict[str, Any]:
-    found = _bare(machine, "gpt2", machine.batch(32), machine.context, compiled, **machine.gpt2_options)
-    return {**found, "mfu": _mfu(machine, found["per_second"])}
+    trained = _bare(machine, "gpt2", machine.batch(32), machine.context, compiled, **machine.gpt2_options)
+    return {**trained, "mfu": _mfu(machine, trained["per_second"])}
 
 
 def _mfu(machine: Machine, tokens_per_s: float) -> float | None:
@@ -116,10 +116,10 @@ def bare_resnet50(machine: Machine) -> dict[str, Any]:
 
 def _bare(machine: Machine, model: str, batch: int, size: int, compiled: bool, **options: int) -> dict[str, Any]:
     steps = {"warm_steps": 1, "steps": 2} if machine.quick else {"warm_steps": 15, "steps": 60}
-    asked = {"model": model, "device": machine.device, "batch": batch, "size": size, "compiled": compiled}
-    printed = machine.run("-m", "benchmarks.gpu.bare", json.dumps({**asked, **steps, **options}), limit_seconds=120)
-    found: dict[str, Any] = json.loads(printed.splitlines()[-1])
-    return found
+    request = {"model": model, "device": machine.device, "batch": batch, "size": size, "compiled": compiled}
+    printed = machine.run("-m", "benchmarks.gpu.bare", json.dumps({**request, **steps, **options}), limit_seconds=120)
+    figures: dict[str, Any] = json.loads(printed.splitlines()[-1])
+    return figures
 
 
 # --- the trainer ------------------------------------------------------------------------------------------------------
@@ -133,9 +133,9 @@ def trained_gpt2(machine: Machine, *, compiled: bool) -> dict[str, Any]:
     small = ["--model-options", options] if options else []
     settings = ["--task", "lm", "--model", "benchmarks.gpu.models:gpt2", *small, "--context", str(machine.context)]
     settings += ["--optimizer", "adamw", "--lr", "6e-4", "--weight-decay", "0.1"]
-    found = _trained(machine, settings, machine.batch(32), compiled=compiled, saving=not compiled)
-    per_second = found.pop("samples_per_s") * machine.context
-    return {**found, "per_second": per_second, "mfu": _mfu(machine, per_second)}
+    trained = _trained(machine, settings, machine.batch(32), compiled=compiled, saving=not compiled)
+    per_second = trained.pop("samples_per_s") * machine.context
+    return {**trained, "per_second": per_second, "mfu": _mfu(machine, per_second)}
 
 
 def trained_resnet50(machine: Machine) -> dict[str, Any]:
@@ -144,8 +144,8 @@ def trained_resnet50(machine: Machine) -> dict[str, Any]:
         *("--task", "classify", "--model", "benchmarks.gpu.models:resnet50", "--channels-last"),
         *("--image-size", str(32 if machine.quick else 224), "--num-workers", str(workers), "--prefetch", "4"),
     ]
-    found = _trained(machine, settings, machine.batch(256), compiled=not machine.quick, saving=False)
-    return {**found, "per_second": found.pop("samples_per_s")}
+    trained = _trained(machine, settings, machine.batch(256), compiled=not machine.quick, saving=False)
+    return {**trained, "per_second": trained.pop("samples_per_s")}
 
 
 def _trained(machine: Machine, settings: Sequence[str], batch: int, *, compiled: bool, saving: bool) -> dict[str, Any]:
@@ -160,25 +160,28 @@ def _trained(machine: Machine, settings: Sequence[str], batch: int, *, compiled:
             *("-m", "trainer", *_STEPS_ALONE, *settings, *sizes, *data, *saves, *compiling, *where), limit_seconds=180
         )
         lines = window.metrics(Path(folder))
-    seen = window.of_trainer(lines, warm)
-    usual = seen.median_seconds or seen.seconds_per_step
+    window_figures = window.of_trainer(lines, warm)
+    usual = window_figures.median_seconds or window_figures.seconds_per_step
     # Steps that follow a checkpoint are reported as stalls; all others are the speed.
-    seconds = usual if saving else seen.seconds_per_step
-    found: dict[str, Any] = {
+    seconds = usual if saving else window_figures.seconds_per_step
+    figures: dict[str, Any] = {
         "batch_size": batch,
         "step_seconds": seconds,
         "samples_per_s": batch / seconds,
-        "peak_bytes": seen.gpu_peak_bytes,
-        "loss": seen.loss,
+        "peak_bytes": window_figures.gpu_peak_bytes,
+        "loss": window_figures.loss,
     }
     if saving:
         stalls = window.stalls(lines, usual)
         if not stalls:
             raise PartFailed("no checkpoint was written within the run")
         # The first one also asks for the memory of the copy.
-        found |= {"first_stall_seconds": stalls[0], "stall_seconds": sorted(stalls[1:] or stalls)[len(stalls[1:]) // 2]}
-        found["checkpoint_bytes"] = max(line.get("bytes", 0) for line in lines if line.get("event") == "checkpoint")
-    return found
+        figures |= {
+            "first_stall_seconds": stalls[0],
+            "stall_seconds": sorted(stalls[1:] or stalls)[len(stalls[1:]) // 2],
+        }
+        figures["checkpoint_bytes"] = max(line.get("bytes", 0) for line in lines if line.get("event") == "checkpoint")
+    return figures
 
 
 # --- gputui -----------------------------------------------------------------------------------------------------------
@@ -214,9 +217,9 @@ def nvml(machine: Machine) -> dict[str, Any]:
             raise PartFailed("the load on the GPU could not be started")
         time.sleep(2.0)
         ours = json.loads(machine.run("-c", _READ, limit_seconds=30))
-        asked = ",".join(["uuid", *(name for name, _ in NVML_FIGURES.values())])
-        shown = subprocess.run(
-            ["nvidia-smi", f"--query-gpu={asked}", "--format=csv,noheader,nounits"],
+        columns = ",".join(["uuid", *(name for name, _ in NVML_FIGURES.values())])
+        printed = subprocess.run(
+            ["nvidia-smi", f"--query-gpu={columns}", "--format=csv,noheader,nounits"],
             capture_output=True,
             text=True,
             check=True,
@@ -227,12 +230,12 @@ def nvml(machine: Machine) -> dict[str, Any]:
     finally:
         busy.kill()
         busy.wait()
-    return {"gpus": compared(ours, shown)}
+    return {"gpus": compared(ours, printed)}
 
 
-def compared(ours: Sequence[Mapping[str, Any]], shown: str) -> list[dict[str, Any]]:
+def compared(ours: Sequence[Mapping[str, Any]], printed: str) -> list[dict[str, Any]]:
     """Our figures of each GPU with nvidia-smi's, and whether each pair is within what a second may change."""
-    theirs = {row[0]: row[1:] for row in csv.reader(shown.splitlines(), skipinitialspace=True) if row}
+    theirs = {row[0]: row[1:] for row in csv.reader(printed.splitlines(), skipinitialspace=True) if row}
     rows = []
     for result in ours:
         if (values := theirs.get(result["uuid"])) is None:
@@ -283,7 +286,7 @@ def out_of_memory(machine: Machine) -> dict[str, Any]:
         "incidents": kinds,
         "batch_sizes": [attempt["params"]["batch_size"] for attempt in run["attempts"]],
         "recovered": run["state"] == "succeeded" and set(kinds) == {"cuda_oom"},
-        "without_steps_seconds": max(later - one for one, later in itertools.pairwise(times)),
+        "without_steps_seconds": max(later - earlier for earlier, later in itertools.pairwise(times)),
     }
 
 

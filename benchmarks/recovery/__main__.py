@@ -49,19 +49,19 @@ def main(argv: list[str] | None = None) -> int:
     if drilled:
         print(f"\n{report.drills(drilled)}\n", flush=True)
     healthy = None
-    found = []
+    detections = []
     if args.hours:
         print(f"simulating {args.hours:.0f} healthy hours …", file=sys.stderr, flush=True)
         healthy = hours.healthy(args.hours, seed=args.seed)
         print(f"\n{report.healthy(healthy)}\n", flush=True)
-        found = [hours.found(fault, BROKEN_RUNS, seed=args.seed) for fault in hours.FAULTS]
-        print(f"{report.detections(found)}\n")
+        detections = [hours.found(fault, BROKEN_RUNS, seed=args.seed) for fault in hours.FAULTS]
+        print(f"{report.detections(detections)}\n")
     print(f"took {time.monotonic() - began_at:.0f} s, load {machine_load():.2f}")
     if args.json is not None:
         everything = {
             "drills": [dataclasses.asdict(drill) for drill in drilled],
             "healthy": None if healthy is None else vars(healthy),
-            "broken": [dataclasses.asdict(drill) for drill in found],
+            "broken": [dataclasses.asdict(drill) for drill in detections],
         }
         args.json.write_text(json.dumps(everything, indent=2) + "\n", "utf-8")
     all_right = all(drill.detected and drill.right for drill in drilled)

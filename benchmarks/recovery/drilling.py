@@ -43,45 +43,45 @@ class Drilled:
 def drill(kind: str) -> Drilled:
     """Provoke a kind of tests.faults.live, wait until it is over, and end everything that was started for it."""
     live = LIVE[kind]
-    asked = Drilled(kind, live.how, _words(live.actions))
+    drilled = Drilled(kind, live.how, _words(live.actions))
     with _machine() as machine:
         try:
-            return _measured(machine, live, asked)
+            return _measured(machine, live, drilled)
         except _FAILURES as error:
             problem = (str(error) or type(error).__name__).strip().splitlines()[-1]
-            return Drilled(kind, live.how, asked.expected, problem=problem)
+            return Drilled(kind, live.how, drilled.expected, problem=problem)
 
 
-def _measured(machine: Machine, live: Live, asked: Drilled) -> Drilled:
+def _measured(machine: Machine, live: Live, drilled: Drilled) -> Drilled:
     provoked = live.provoke(machine)
     if live.actions == REPORTED:
-        return _reported(machine, live, provoked, asked)
-    found = _incident(machine, live, provoked)
-    if found is None:
-        seen = [row[0] for row in machine.rows("SELECT kind FROM incidents WHERE run_id = ?", provoked.run_id)]
-        return Drilled(live.kind, live.how, asked.expected, problem=f"was taken for {', '.join(seen) or 'nothing'}")
-    attempt, noticed_at, verdict = found
+        return _reported(machine, live, provoked, drilled)
+    incident = _incident(machine, live, provoked)
+    if incident is None:
+        kinds = [row[0] for row in machine.rows("SELECT kind FROM incidents WHERE run_id = ?", provoked.run_id)]
+        return Drilled(live.kind, live.how, drilled.expected, problem=f"was taken for {', '.join(kinds) or 'nothing'}")
+    attempt, noticed_at, verdict = incident
     failed_at = _failed_at(machine, provoked)
     if live.actions != ("stop",):
         wait_until(lambda: _first_step_at(machine, provoked, attempt + 1), SECONDS, "the next attempt's first step")
     else:
         wait_until(lambda: machine.state(provoked.run_id) in _OVER, SECONDS, "the end of the run")
-    shown = machine.json("show", provoked.run_id)["attempts"]
-    before = next(attempt_row for attempt_row in shown if attempt_row["number"] == attempt)
-    after = next((attempt_row for attempt_row in shown if attempt_row["number"] == attempt + 1), None)
+    attempts = machine.json("show", provoked.run_id)["attempts"]
+    before = next(attempt_row for attempt_row in attempts if attempt_row["number"] == attempt)
+    after = next((attempt_row for attempt_row in attempts if attempt_row["number"] == attempt + 1), None)
     applied = tuple(action["action"] for action in before["decision"]["actions"] if action["applied"])
-    taken = applied if verdict == "retry" else ("stop",)
+    actions = applied if verdict == "retry" else ("stop",)
     first_step_at = _first_step_at(machine, provoked, attempt + 1)
     return Drilled(
         live.kind,
         live.how,
-        asked.expected,
-        taken=_words(taken),
+        drilled.expected,
+        taken=_words(actions),
         detected=True,
         detect_seconds=noticed_at - failed_at,
         next_step_seconds=None if first_step_at is None else first_step_at - failed_at,
         steps_lost=None if after is None else before["incident"]["lost_steps"],
-        right=taken == live.actions and _goes_on_rightly(live, before, after),
+        right=actions == live.actions and _goes_on_rightly(live, before, after),
     )
 
 
@@ -90,11 +90,11 @@ def _goes_on_rightly(live: Live, before: Mapping[str, Any], after: Mapping[str, 
     or there is none."""
     if after is None:
         return live.actions == ("stop",)
-    wanted = {name: value for name, value in live.changed.items() if name in before["params"]}
-    return after["params"] == {**before["params"], **wanted} and (after["resumed_from"] is not None) == live.resumes
+    changes = {name: value for name, value in live.changed.items() if name in before["params"]}
+    return after["params"] == {**before["params"], **changes} and (after["resumed_from"] is not None) == live.resumes
 
 
-def _reported(machine: Machine, live: Live, provoked: Provoked, asked: Drilled) -> Drilled:
+def _reported(machine: Machine, live: Live, provoked: Provoked, drilled: Drilled) -> Drilled:
     """A kind that is only reported: the run must continue to its end in its first attempt."""
     wait_until(lambda: machine.state(provoked.run_id) in _OVER, SECONDS, "the end of the run")
     reported_at = _observed_at(machine, provoked, live.kind)
@@ -104,7 +104,7 @@ def _reported(machine: Machine, live: Live, provoked: Provoked, asked: Drilled) 
     return Drilled(
         live.kind,
         live.how,
-        asked.expected,
+        drilled.expected,
         taken=_words(REPORTED) if reported_at is not None and continued else "",
         detected=reported_at is not None,
         detect_seconds=None if reported_at is None else reported_at - _failed_at(machine, provoked),

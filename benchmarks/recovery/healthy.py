@@ -207,12 +207,12 @@ class Run:
         values = {"loss": self.loss(), "grad_norm": self.norm()}
         if not self.every_rank_tells:
             return (WatchedLine(1, None if self.ranks == 1 else 0, step, at, None, values),)
-        own = [0.7 * seconds * math.exp(self.chance.gauss(0.0, self.rank_noise)) for _ in range(self.ranks)]
+        compute_seconds = [0.7 * seconds * math.exp(self.chance.gauss(0.0, self.rank_noise)) for _ in range(self.ranks)]
         if self.broken.slow_rank is not None:
-            own[self.broken.slow_rank] *= SLOW_FACTOR
-        whole = max(own) * 1.1
+            compute_seconds[self.broken.slow_rank] *= SLOW_FACTOR
+        whole = max(compute_seconds) * 1.1
         lines = []
-        for rank, mine in enumerate(own):
+        for rank, mine in enumerate(compute_seconds):
             if rank == 0 and self.count % self.rank_zero_every:
                 continue
             times = {"step_time": whole, "comm_time": whole - mine}

@@ -50,20 +50,20 @@ class Found:
 def healthy(hours: float, *, seed: int = 1) -> Healthy:
     """Watch so many simulated hours of healthy runs."""
     chance = random.Random(seed)
-    found = Healthy()
-    while found.hours < hours:
+    totals = Healthy()
+    while totals.hours < hours:
         run = Run(random.Random(chance.random()), chance.uniform(0.5, 24.0))
         watcher = Watcher(run)
         watcher.watch(run.stretches())
-        found.hours += watcher.clock / 3600
-        found.runs += 1
-        found.lines += watcher.lines
-        found.looks += watcher.looks
+        totals.hours += watcher.clock / 3600
+        totals.runs += 1
+        totals.lines += watcher.lines
+        totals.looks += watcher.looks
         for alarm in watcher.alarms.values():
-            (found.remarks if alarm.kind in REMARKS else found.alarms)[alarm.kind] += 1
-            if alarm.kind not in REMARKS and found.alarms[alarm.kind] <= 3:
-                found.examples.append(f"{alarm.kind} after {alarm.at:.0f} s: {alarm.text}")
-    return found
+            (totals.remarks if alarm.kind in REMARKS else totals.alarms)[alarm.kind] += 1
+            if alarm.kind not in REMARKS and totals.alarms[alarm.kind] <= 3:
+                totals.examples.append(f"{alarm.kind} after {alarm.at:.0f} s: {alarm.text}")
+    return totals
 
 
 def found(fault: str, runs: int, *, seed: int = 1) -> Found:
@@ -111,7 +111,7 @@ def _broken(fault: str, chance: random.Random) -> tuple[Alarm | None, float, int
                 watcher.alarms.clear()
                 _break(run, fault, watcher.clock, chance)
 
-    watcher.watch(stretches(), until=kind)
+    watcher.watch(stretches(), kind=kind)
     alarm = watcher.alarms.get(kind)
     return (alarm if broke else None), (broke[0] if broke else 0.0), run.count - breaks_at
 
@@ -132,5 +132,5 @@ def _break(run: Run, fault: str, now: float, chance: random.Random) -> None:
         case "straggler":
             run.broken = Broken(slow_rank=chance.randrange(run.ranks))
         case "memory_leak":
-            left = run.memory_host - run.held_bytes(now)
-            run.broken = Broken(leaked_per_second=left / (3600 * chance.uniform(0.7, 12.0)), leaks_since=now)
+            free_bytes = run.memory_host - run.held_bytes(now)
+            run.broken = Broken(leaked_per_second=free_bytes / (3600 * chance.uniform(0.7, 12.0)), leaks_since=now)

@@ -29,7 +29,7 @@ def drills(drilled: Sequence[Drilled]) -> str:
     right = sum(drill.right for drill in drilled)
     return "\n".join(
         [
-            figures.layout([heading, *rows], words=(0, 4, 5, 6, 7)),
+            figures.layout([heading, *rows], text_columns=(0, 4, 5, 6, 7)),
             "",
             f"{len(drilled)} kinds: {detected} detected, {right} met with the right action",
             *(f"{drill.kind}: {drill.problem}" for drill in drilled if drill.problem is not None),
@@ -37,17 +37,17 @@ def drills(drilled: Sequence[Drilled]) -> str:
     )
 
 
-def healthy(found: Healthy) -> str:
+def healthy(totals: Healthy) -> str:
     """The number of false alarms by kind."""
-    alarms = ", ".join(f"{count} × {kind}" for kind, count in sorted(found.alarms.items())) or "none"
-    remarks = ", ".join(f"{count} × {kind}" for kind, count in sorted(found.remarks.items())) or "none"
+    alarms = ", ".join(f"{count} × {kind}" for kind, count in sorted(totals.alarms.items())) or "none"
+    remarks = ", ".join(f"{count} × {kind}" for kind, count in sorted(totals.remarks.items())) or "none"
     return "\n".join(
         [
-            f"{found.hours:,.0f} healthy hours of {found.runs:,} runs ({found.lines:,} lines): "
-            f"{found.false_alarms} false alarms",
+            f"{totals.hours:,.0f} healthy hours of {totals.runs:,} runs ({totals.lines:,} lines): "
+            f"{totals.false_alarms} false alarms",
             f"  alarms: {alarms}",
             f"  pauses reported as longer than any before, and not acted on: {remarks}",
-            *(f"  {text}" for text in found.examples),
+            *(f"  {text}" for text in totals.examples),
         ]
     )
 
@@ -66,4 +66,4 @@ def detections(faults: Sequence[Found]) -> str:
         ]
         for fault in faults
     ]
-    return figures.layout([heading, *rows], words=(0,))
+    return figures.layout([heading, *rows], text_columns=(0,))

@@ -68,11 +68,11 @@ class Watcher:
     def is_ended(self) -> bool:
         return any(alarm.ends for alarm in self.alarms.values())
 
-    def watch(self, stretches: Iterable[Stretch], until: str | None = None) -> None:
-        """Watch until the stretches are over, the agent ends the run, or it has told of ``until``."""
+    def watch(self, stretches: Iterable[Stretch], kind: str | None = None) -> None:
+        """Watch until the stretches are over, the agent ends the run, or it has reported ``kind``."""
         for stretch in stretches:
             self.pass_by(stretch)
-            if self.is_ended or until in self.alarms:
+            if self.is_ended or kind in self.alarms:
                 return
 
     def pass_by(self, stretch: Stretch) -> None:
@@ -96,11 +96,11 @@ class Watcher:
         watched = self.watched
         if self.pending:
             at = self.next_look
-            found = watched.take(self.pending, at, self.wall + at - self.clock)
+            findings = watched.take(self.pending, at, self.wall + at - self.clock)
             self.pending = []
             self.looks += 1
             self.next_look += LOOK_SECONDS
-            for finding in found:
+            for finding in findings:
                 self._told(finding.kind, at, finding.text)
         quiet = silence(watched.progress, 0.0, POLICY.hang_after_seconds)
         overdue_at = looks_from = watched.progress_at + quiet.allowed_seconds
@@ -136,8 +136,8 @@ class Watcher:
                 self._told(verdict.kind, at, f"{verdict.text} ({stretch.activity})", overdue_at)
 
     def _look_at_memory(self, at: float) -> None:
-        held = self.run.held_bytes(at)
-        leak = self.watched.note_memory(MemorySample(at, int(held), int(max(0.0, self.run.memory_host - held))))
+        memory = self.run.held_bytes(at)
+        leak = self.watched.note_memory(MemorySample(at, int(memory), int(max(0.0, self.run.memory_host - memory))))
         if leak is not None:
             self._told("memory_leak", at, f"full in {leak.full_in_seconds:.0f} s")
 

@@ -104,10 +104,10 @@ def _trial(journal: StudyJournal, view: TrialView, writer: StudyWriter, spec: St
 
 
 def main() -> int:
-    wanted = sys.argv[1]
-    sampler: SamplerKind | None = next((kind for kind in get_args(SamplerKind) if kind == wanted), None)
+    name = sys.argv[1]
+    sampler: SamplerKind | None = next((kind for kind in get_args(SamplerKind) if kind == name), None)
     if sampler is None:
-        sys.exit(f"no sampler is named {wanted}")
+        sys.exit(f"no sampler is named {name}")
     print(json.dumps(measure(sampler, int(sys.argv[2]) if len(sys.argv) > 2 else TRIALS)))
     return 0
 

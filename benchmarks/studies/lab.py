@@ -85,8 +85,8 @@ class Lab(Machine):
 
     def study_process(self, study: str) -> ProcessIdentity | None:
         """The process of a study, None where it has none."""
-        held = identity.holder(self.workspace.studies / study / LOCK_FILE)
-        return None if held is None or not is_alive(held.identity) else held.identity
+        holder = identity.holder(self.workspace.studies / study / LOCK_FILE)
+        return None if holder is None or not is_alive(holder.identity) else holder.identity
 
     def trials(self, study: str) -> list[dict[str, Any]]:
         return list(self.json("study", "show", study)["trials"])
@@ -96,9 +96,9 @@ class Lab(Machine):
 def lab(gpus: int | None = 4) -> Iterator[Lab]:
     """A lab with so many GPUs and an agent, or with neither; nothing of the caller's environment is in it, and nothing
     of it is left."""
-    with own_folder("gputui-studies-") as folder, closing(Lab(folder)) as made:
+    with own_folder("gputui-studies-") as folder, closing(Lab(folder)) as lab:
         if gpus is not None:
-            made.gpus(gpus)
-            made.gputui("agent", "start")
-            wait_until(lambda: made.rows("SELECT count(*) FROM gpus") == [(gpus,)], what="the GPUs")
-        yield made
+            lab.gpus(gpus)
+            lab.gputui("agent", "start")
+            wait_until(lambda: lab.rows("SELECT count(*) FROM gpus") == [(gpus,)], what="the GPUs")
+        yield lab

@@ -20,13 +20,13 @@ def main() -> None:
     folder, trials, slots, seconds, seed = Path(sys.argv[1]), *map(float, sys.argv[2:6])
 
     def objective(trial: optuna.Trial) -> float:
-        words = {
+        options = {
             "lr": trial.suggest_float("lr", 1e-4, 1e-1, log=True),
             "dropout": trial.suggest_float("dropout", 0.0, 0.5),
             "width": trial.suggest_categorical("width", [32, 64, 128, 256, 512]),
             "seconds": seconds,
         }
-        command = [sys.executable, str(PLANTED), *(f"--{name}={value}" for name, value in words.items())]
+        command = [sys.executable, str(PLANTED), *(f"--{name}={value}" for name, value in options.items())]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
             losses = [float(json.loads(line)["loss"]) for line in process.stdout]
@@ -39,9 +39,9 @@ def main() -> None:
         study_name="planted", storage=f"sqlite:///{folder / 'optuna.db'}", load_if_exists=True,
         sampler=optuna.samplers.TPESampler(seed=int(seed)),
     )  # fmt: skip
-    left = int(trials) - len(study.trials)
-    if left > 0:
-        study.optimize(objective, n_trials=left, n_jobs=int(slots), catch=(RuntimeError,))
+    remaining = int(trials) - len(study.trials)
+    if remaining > 0:
+        study.optimize(objective, n_trials=remaining, n_jobs=int(slots), catch=(RuntimeError,))
     done = [
         trial.value
         for trial in study.trials

@@ -65,8 +65,8 @@ def overhead(size: Size, *, trials: int = 16, slots: int = 4) -> dict[str, Any]:
         process = wait_until_is(lambda: home.study_process(study), "the study's process")
         rss: list[int] = []
         cpu = 0.0
-        until = time.time() + trials / slots * size.trial_seconds * 3 + 120
-        while home.study_state(study) == "running" and time.time() < until:
+        deadline = time.time() + trials / slots * size.trial_seconds * 3 + 120
+        while home.study_state(study) == "running" and time.time() < deadline:
             if is_alive(process):
                 rss.append(memory([process.pid]).rss_bytes)
                 cpu = cpu_seconds(process.pid)
@@ -97,14 +97,14 @@ def overhead(size: Size, *, trials: int = 16, slots: int = 4) -> dict[str, Any]:
 
 def wait_until_is(look: Callable[[], Any], what: str, timeout_seconds: float = 60.0) -> Any:
     """Wait until ``look`` returns something, and return it. Raises TimeoutError."""
-    found: list[Any] = []
+    outcome: list[Any] = []
 
     def has() -> bool:
-        found[:] = [look()]
-        return found[0] is not None
+        outcome[:] = [look()]
+        return outcome[0] is not None
 
     wait_until(has, timeout_seconds, what)
-    return found[0]
+    return outcome[0]
 
 
 # --- sampling
@@ -112,16 +112,16 @@ def wait_until_is(look: Callable[[], Any], what: str, timeout_seconds: float = 6
 
 def sampling(size: Size) -> dict[str, Any]:
     """Asking, reporting and telling, and the memory that it takes, by sampler."""
-    found: dict[str, Any] = {}
+    figures: dict[str, Any] = {}
     for sampler in size.samplers:
         spec = StudySpec("x", "x", simulated.PLANTED_SPACE, (simulated.LOSS,), SamplerSpec(sampler))
         if (missing := missing_library(spec)) is not None:
-            found[sampler] = {"why_not": missing}
+            figures[sampler] = {"why_not": missing}
             continue
-        words = [sys.executable, "-m", "benchmarks.studies.asking", sampler, str(size.asked_trials)]
-        done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=600)
-        found[sampler] = json.loads(done.stdout)
-    return found
+        argv = [sys.executable, "-m", "benchmarks.studies.asking", sampler, str(size.asked_trials)]
+        done = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=600)
+        figures[sampler] = json.loads(done.stdout)
+    return figures
 
 
 # --- pruning
@@ -144,18 +144,18 @@ parallel: 1
     with lab(1) as home:
         study = home.begin(text)
         home.finish_study(study, 600.0)
-        taken = []
+        timings = []
         for trial in home.trials(study):
             if trial["state"] != "pruned":
                 continue
-            taken.append(_pruned(home, study, trial["number"], trial["run"]))
-    known = [timing for timing in taken if timing["next_step_seconds"] is not None]
-    assert known, "no trial was pruned that another one followed"
+            timings.append(_pruned(home, study, trial["number"], trial["run"]))
+    measurable = [timing for timing in timings if timing["next_step_seconds"] is not None]
+    assert measurable, "no trial was pruned that another one followed"
     return {
-        "times": len(known),
-        **{name: statistics.median(timing[name] for timing in known) for name in known[0]},
-        "worst_asked_seconds": max(timing["asked_seconds"] for timing in known),
-        "worst_next_step_seconds": max(timing["next_step_seconds"] for timing in known),
+        "times": len(measurable),
+        **{name: statistics.median(timing[name] for timing in measurable) for name in measurable[0]},
+        "worst_asked_seconds": max(timing["asked_seconds"] for timing in measurable),
+        "worst_next_step_seconds": max(timing["next_step_seconds"] for timing in measurable),
     }
 
 
@@ -224,7 +224,7 @@ def _live_hyperband(step_seconds: float) -> dict[str, Any]:
         f"profile: ./planted.yaml\n{PLANTED_SPACE}\nobjective: {{metric: loss}}\nsampler: tpe\nbudget: {{trials: 32}}\n"
         f"params: {{seconds: {step_seconds}}}\npruner: {{kind: %s, length: {planted.STEPS}, rungs: {planted.STEPS}}}\n"
     )
-    found: dict[str, Any] = {"step_seconds": step_seconds}
+    figures: dict[str, Any] = {"step_seconds": step_seconds}
     with lab(8) as home:
         for pruner in ("hyperband", "none"):
             study = home.begin(text % pruner, pruner)
@@ -236,10 +236,10 @@ def _live_hyperband(step_seconds: float) -> dict[str, Any]:
             )[0][0]
             trials = home.trials(study)
             best = min(trial["value"] for trial in trials if trial["state"] == "complete")
-            found[pruner] = {"steps": steps, "best": best}
-    found["saved_percent"] = 100 * (1 - found["hyperband"]["steps"] / (32 * planted.STEPS))
-    found["worse_by"] = found["hyperband"]["best"] - found["none"]["best"]
-    return found
+            figures[pruner] = {"steps": steps, "best": best}
+    figures["saved_percent"] = 100 * (1 - figures["hyperband"]["steps"] / (32 * planted.STEPS))
+    figures["worse_by"] = figures["hyperband"]["best"] - figures["none"]["best"]
+    return figures
 
 
 # --- populations
@@ -330,7 +330,7 @@ class _Segment:
 
 
 def _segments(home: Lab, run_id: str) -> list[_Segment]:
-    found = []
+    segments = []
     for number, params, started_at, resumed_from in home.rows(
         "SELECT number, params, started_at, resumed_from FROM attempts WHERE run_id = ? ORDER BY number", run_id
     ):
@@ -346,9 +346,9 @@ def _segments(home: Lab, run_id: str) -> list[_Segment]:
             rates = {data["lr"] for _, data in lines}
             assert len(rates) == 1, f"{run_id} attempt {number} reports the rates {rates}"
             losses = {step: data["loss"] for step, data in lines}
-            wanted = json.loads(params)["lr"]
-            found.append(_Segment(run_id, started_at, wanted, lines[0][1]["lr"], resumed_from, lines[0][0], losses))
-    return found
+            lr = json.loads(params)["lr"]
+            segments.append(_Segment(run_id, started_at, lr, lines[0][1]["lr"], resumed_from, lines[0][0], losses))
+    return segments
 
 
 def _replayed(
@@ -373,17 +373,19 @@ def _parent(runs: Mapping[str, list[_Segment]], trials: Mapping[int, Any], segme
     """The segment whose checkpoint a segment began from: a donor's, whose number is in the name of the link's folder,
     or an earlier one of the same member."""
     folder = Path(segment.resumed_from or "").parent.name
-    words = folder.split("-")
-    run_id = trials[int(words[2])]["run"] if words[1:2] == ["from"] else segment.run_id
+    parts = folder.split("-")
+    run_id = trials[int(parts[2])]["run"] if parts[1:2] == ["from"] else segment.run_id
     before = [
-        one
-        for one in runs[run_id]
-        if one.started_at < segment.started_at and segment.first_step - 1 in one.losses and one is not segment
+        candidate
+        for candidate in runs[run_id]
+        if candidate.started_at < segment.started_at
+        and segment.first_step - 1 in candidate.losses
+        and candidate is not segment
     ]
     # Where the donor itself went on from elsewhere meanwhile, the checkpoint tells which of its segments wrote it.
     if len(before) > 1:
         saved_loss = _saved_loss(Path(segment.resumed_from or ""))
-        before = [one for one in before if one.losses[segment.first_step - 1] == saved_loss] or before
+        before = [candidate for candidate in before if candidate.losses[segment.first_step - 1] == saved_loss] or before
     return before[-1]
 
 
@@ -429,7 +431,7 @@ PARTS: Mapping[str, Callable[[Size], dict[str, Any]]] = {
 
 def measure(names: list[str], size: Size) -> dict[str, dict[str, Any]]:
     """The parts that are asked for, all for none; one that fails says why under ``failed``."""
-    found: dict[str, dict[str, Any]] = {}
+    results: dict[str, dict[str, Any]] = {}
     for name in names or list(PARTS):
         print(f"measuring {name} …", file=sys.stderr, flush=True)
         load = machine_load()
@@ -438,5 +440,5 @@ def measure(names: list[str], size: Size) -> dict[str, dict[str, Any]]:
             result = PARTS[name](size)
         except (AssertionError, OSError, sqlite3.Error, subprocess.SubprocessError) as error:
             result = {"failed": str(error) or type(error).__name__}
-        found[name] = {**result, "load_before": load, "took_seconds": time.monotonic() - began}
-    return found
+        results[name] = {**result, "load_before": load, "took_seconds": time.monotonic() - began}
+    return results

@@ -147,8 +147,8 @@ class Gputui:
 
     def steering(self) -> list[int]:
         """The agent, then the study's process."""
-        found = [self.home.agent(), self.home.study_process(self.study or "")]
-        return [process.pid for process in found if process is not None]
+        processes = [self.home.agent(), self.home.study_process(self.study or "")]
+        return [process.pid for process in processes if process is not None]
 
     def result(self) -> dict[str, Any]:
         values = [trial["value"] for trial in self.home.trials(self.study or "") if trial["state"] == "complete"]
@@ -160,8 +160,8 @@ class Script:
 
     def __init__(self, script: str, python: str, folder: Path, search: Search, training: str) -> None:
         """``training`` is in the command line of each process that trains."""
-        words = (folder, search.trials, search.slots, search.seconds, search.seed)
-        self.command = [python, str(HERE / script), *map(str, words)]
+        arguments = (folder, search.trials, search.slots, search.seconds, search.seed)
+        self.command = [python, str(HERE / script), *map(str, arguments)]
         self.folder = folder
         self.needle = training.encode()
         self.process: subprocess.Popen[bytes] | None = None
@@ -255,32 +255,32 @@ def main(argv: list[str] | None = None) -> int:
         parser.error(f"{unknown[0]} is not known; there are {', '.join(NAMES)}")
     end_tidily()
     search = Search(trials=args.trials, seconds=args.seconds, seed=args.seed)
-    wanted = [name for name in args.names or NAMES if name != "ray" or args.ray_python]
-    each = planted.STEPS * search.seconds
-    print(f"{search.trials} trials of {each:.1f} s on {search.slots} slots, load {machine_load():.2f}")
+    names = [name for name in args.names or NAMES if name != "ray" or args.ray_python]
+    trial_seconds = planted.STEPS * search.seconds
+    print(f"{search.trials} trials of {trial_seconds:.1f} s on {search.slots} slots, load {machine_load():.2f}")
     rows = [["", "kills", "wall", "overhead", "best", "complete", "lost", "by hand", "memory"]]
     outcomes: dict[str, dict[str, Any]] = {}
     failed = False
-    for name in wanted:
+    for name in names:
         for kills in (0, args.kills):
             print(f"{name} with {kills} kills …", file=sys.stderr, flush=True)
             try:
                 with opened(name, search, args.ray_python) as peer:
-                    found = run(peer, search, kills)
+                    outcome = run(peer, search, kills)
             except TimeoutError as error:
                 print(f"{name} with {kills} kills: {error}")
                 failed = True
                 continue
-            outcomes[f"{name} {kills}"] = asdict(found)
+            outcomes[f"{name} {kills}"] = asdict(outcome)
             rows.append(
                 [
-                    NAMES[name], str(found.killed_training + found.killed_steering),
-                    figures.with_unit(found.wall_seconds, "s"), figures.with_unit(found.overhead_percent, "%"),
-                    figures.with_unit(found.best, ""), str(found.complete), str(found.lost),
-                    str(found.started_by_hand), figures.with_unit(float(found.rss_bytes), "MB"),
+                    NAMES[name], str(outcome.killed_training + outcome.killed_steering),
+                    figures.with_unit(outcome.wall_seconds, "s"), figures.with_unit(outcome.overhead_percent, "%"),
+                    figures.with_unit(outcome.best, ""), str(outcome.complete), str(outcome.lost),
+                    str(outcome.started_by_hand), figures.with_unit(float(outcome.rss_bytes), "MB"),
                 ]
             )  # fmt: skip
-    print(f"\n{figures.layout(rows, words=(0,))}\n\nload {machine_load():.2f}")
+    print(f"\n{figures.layout(rows, text_columns=(0,))}\n\nload {machine_load():.2f}")
     if args.json is not None:
         args.json.write_text(json.dumps(outcomes, indent=2) + "\n", "utf-8")
     return int(failed)

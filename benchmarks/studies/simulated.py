@@ -124,10 +124,10 @@ def moving_population(seed: int, *, members: int = 8, steps: int = 800, every: i
         population = [
             pbt.PopulationMember(number, rates[number], losses[number], can_give=True) for number in range(members)
         ]
-        asked = pbt.choose_exploits(population, milestone, spec, MOVING_SPACE, LOSS, seed)
-        exploited += len(asked)
-        given = list(losses)
-        for exploit in asked:
-            losses[exploit.number] = given[exploit.donor]
+        exploits = pbt.choose_exploits(population, milestone, spec, MOVING_SPACE, LOSS, seed)
+        exploited += len(exploits)
+        before = list(losses)
+        for exploit in exploits:
+            losses[exploit.number] = before[exploit.donor]
             rates[exploit.number] = exploit.params
     return PopulationResult(min(losses), fixed, exploited)

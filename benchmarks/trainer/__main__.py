@@ -47,9 +47,9 @@ def main(argv: list[str] | None = None) -> int:
 def render(results: figures.Results) -> str:
     """The table of the parts that were asked for."""
     measured = results[NAME] or {}
-    asked = [figure for figure in figures.asked_for(TRAINER_FIGURES, results) if figure.path[0] in measured]
+    chosen = [figure for figure in figures.asked_for(TRAINER_FIGURES, results) if figure.path[0] in measured]
     return figures.layout(
-        [["figure", "trainer", "aim", "reached"], *(figures.row(figure, results) for figure in asked)]
+        [["figure", "trainer", "aim", "reached"], *(figures.row(figure, results) for figure in chosen)]
     )
 
 

@@ -76,19 +76,19 @@ def saving(state: State, folder: Path, device: torch.device, times: int, *, back
 
 def loading(state: State, folder: Path, times: int) -> dict[str, float]:
     """Seconds to find the newest valid checkpoint, which reads it all, and to get its tensors into live ones."""
-    taken = []
+    durations = []
     for _ in range(times):
         began = time.perf_counter()
         path = choose("auto", folder).path
         assert path is not None
-        found = load(path)
+        state_on_disk = load(path)
         for name, tensor in state["model"].items():
-            tensor.copy_(found["model"][name])
+            tensor.copy_(state_on_disk["model"][name])
             for kind in ("exp_avg", "exp_avg_sq"):
-                state["optimizer"][name][kind].copy_(found["optimizer"][name][kind])
+                state["optimizer"][name][kind].copy_(state_on_disk["optimizer"][name][kind])
         _wait_for(next(iter(state["model"].values())).device)
-        taken.append(time.perf_counter() - began)
-    return {"seconds": statistics.median(taken)}
+        durations.append(time.perf_counter() - began)
+    return {"seconds": statistics.median(durations)}
 
 
 def measure(size: int, times: int, device: torch.device) -> dict[str, Any]:

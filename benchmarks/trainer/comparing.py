@@ -97,11 +97,11 @@ def compare(workload: Workload, pairs: int) -> dict[str, Any]:
     done = []
     for number in range(pairs):
         runners: list[Runner] = [run_trainer, run_bare]
-        found = {}
+        outcomes = {}
         for runner in runners if number % 2 == 0 else reversed(runners):
             with tempfile.TemporaryDirectory(prefix="gputui-bench-") as folder:
-                found[runner] = runner(workload, Path(folder))
-        done.append((found[run_trainer], found[run_bare]))
+                outcomes[runner] = runner(workload, Path(folder))
+        done.append((outcomes[run_trainer], outcomes[run_bare]))
     return summary(workload, done)
 
 
@@ -109,11 +109,13 @@ def summary(workload: Workload, pairs: Sequence[tuple[Run, Run]]) -> dict[str, A
     """A summary of pairs of runs, the trainer's and the bare loop's."""
     ours, bare = zip(*pairs, strict=True)
     if workload.device == "cpu":
-        for one, other in pairs:
-            if not math.isclose(one.window.loss, other.window.loss, rel_tol=_SAME):
-                raise ValueError(f"the loops did not do the same: losses {one.window.loss} and {other.window.loss}")
-    ratios = [_seconds(other) / _seconds(one) for one, other in pairs]
-    overheads = [_seconds(one) - _seconds(other) for one, other in pairs]
+        for ours_run, bare_run in pairs:
+            if not math.isclose(ours_run.window.loss, bare_run.window.loss, rel_tol=_SAME):
+                raise ValueError(
+                    f"the loops did not do the same: losses {ours_run.window.loss} and {bare_run.window.loss}"
+                )
+    ratios = [_seconds(bare_run) / _seconds(ours_run) for ours_run, bare_run in pairs]
+    overheads = [_seconds(ours_run) - _seconds(bare_run) for ours_run, bare_run in pairs]
     seconds = statistics.median(map(_seconds, ours))
     bare_seconds = statistics.median(map(_seconds, bare))
     typical = [

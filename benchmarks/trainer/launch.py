@@ -90,18 +90,18 @@ def module(name: str, *arguments: str, ranks: int, cuda: bool = False) -> list[s
 @functools.cache
 def gpus() -> Gpus | None:
     """The GPUs that torch can use; None without any. Asked in another process: this one keeps no context on a GPU."""
-    found = child("benchmarks.trainer.launch", cuda=True)
-    return None if found is None else Gpus(**found)
+    gpus = child("benchmarks.trainer.launch", cuda=True)
+    return None if gpus is None else Gpus(**gpus)
 
 
 def _environment(cuda: bool, threads: int | None) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(_NOT_PASSED_ON)}
-    kept["PYTHONPATH"] = str(ROOT)
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(_NOT_PASSED_ON)}
+    environ["PYTHONPATH"] = str(ROOT)
     if not cuda:
-        kept["CUDA_VISIBLE_DEVICES"] = ""
+        environ["CUDA_VISIBLE_DEVICES"] = ""
     if threads is not None:
-        kept["OMP_NUM_THREADS"] = str(threads)
-    return kept
+        environ["OMP_NUM_THREADS"] = str(threads)
+    return environ
 
 
 def _look() -> dict[str, Any] | None:

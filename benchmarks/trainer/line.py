@@ -16,7 +16,7 @@ def measure(lines: int = LINES, rounds: int = ROUNDS) -> dict[str, Any]:
     """Seconds per line of a step with everything in it that a GPU run has; the median of the rounds."""
     from trainer.telemetry.telemetry import MetricsWriter
 
-    taken = []
+    durations = []
     with tempfile.TemporaryDirectory(prefix="gputui-bench-") as folder:
         for number in range(rounds):
             path = Path(folder) / f"{number}.jsonl"
@@ -24,12 +24,12 @@ def measure(lines: int = LINES, rounds: int = ROUNDS) -> dict[str, Any]:
             began = time.perf_counter()
             for step in range(1, lines + 1):
                 writer.write(step, rank=0, phase="warm", **_values(step))
-            taken.append((time.perf_counter() - began) / lines)
+            durations.append((time.perf_counter() - began) / lines)
             writer.close()
             size = path.stat().st_size / lines
     return {
-        "seconds": statistics.median(taken),
-        "spread": [min(taken), max(taken)],
+        "seconds": statistics.median(durations),
+        "spread": [min(durations), max(durations)],
         "bytes_per_line": size,
     }
 

@@ -62,30 +62,30 @@ SAVES = 4
 
 def speed(model: Model, *, warm_steps: int = WARM_STEPS, steps: int = STEPS, device: str = "cuda") -> dict[str, Any]:
     """The fastest of the model's batches. Raises CalledProcessError where none can be trained."""
-    found: list[dict[str, Any]] = []
+    trials: list[dict[str, Any]] = []
     for batch in batches(model, launch.gpus()):
         lines, _ = _train(model, batch, warm_steps + steps, device, ("--checkpoint-every", "0"))
-        found.append(figures(model, batch, lines, warm_steps))
+        trials.append(figures(model, batch, lines, warm_steps))
     return {
-        **max(found, key=lambda trial: trial["per_second"]),
-        "tried": {trial["batch_size"]: trial for trial in found},
+        **max(trials, key=lambda trial: trial["per_second"]),
+        "tried": {trial["batch_size"]: trial for trial in trials},
     }
 
 
 def figures(model: Model, batch: int, lines: Sequence[Line], warm_steps: int) -> dict[str, Any]:
     """A run's speed by its metrics lines, in wall-clock time."""
-    seen = window.of_trainer(lines, warm_steps)
+    window_figures = window.of_trainer(lines, warm_steps)
     last = window.step_lines(lines)[-1]
-    samples_per_s = batch / seen.seconds_per_step
+    samples_per_s = batch / window_figures.seconds_per_step
     share = last["mfu"] * samples_per_s / last["samples_per_s"] if "mfu" in last else None
     return {
         "batch_size": batch,
         "per_second": samples_per_s * model.per_sample,
         "mfu": share,
-        "step_seconds": seen.seconds_per_step,
-        "drift": seen.drift,
-        "peak_bytes": seen.gpu_peak_bytes,
-        "loss": seen.loss,
+        "step_seconds": window_figures.seconds_per_step,
+        "drift": window_figures.drift,
+        "peak_bytes": window_figures.gpu_peak_bytes,
+        "loss": window_figures.loss,
     }
 
 

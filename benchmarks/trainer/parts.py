@@ -59,17 +59,17 @@ def around_a_step(ranks: int, device: str = "cpu", pairs: int = 5, steps: int = 
 
 
 def telemetry(steps: int = 200) -> dict[str, Any]:
-    found: dict[str, Any] = launch.child("benchmarks.trainer.telemetry", str(steps), *ON_CPU.arguments(), cuda=False)
-    return found
+    figures: dict[str, Any] = launch.child("benchmarks.trainer.telemetry", str(steps), *ON_CPU.arguments(), cuda=False)
+    return figures
 
 
 def checkpoint(device: str = "cpu", megabytes: float = STATE_MEGABYTES, times: int = 5) -> dict[str, Any]:
     if device == "cuda" and launch.gpus() is None:
         return no_gpu()
-    found: dict[str, Any] = launch.child(
+    figures: dict[str, Any] = launch.child(
         "benchmarks.trainer.checkpointing", str(megabytes), str(times), device, cuda=device == "cuda"
     )
-    return found
+    return figures
 
 
 def model_speed(name: str) -> dict[str, Any]:

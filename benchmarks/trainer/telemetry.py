@@ -59,7 +59,7 @@ class Silent:
         return contextlib.nullcontext()
 
     def __getattr__(self, name: str) -> Any:
-        return lambda *given, **named: None
+        return lambda *args, **kwargs: None
 
 
 def measure(settings: Settings) -> dict[str, Any]:
@@ -94,5 +94,5 @@ if __name__ == "__main__":
     with tempfile.TemporaryDirectory(prefix="gputui-bench-") as folder:
         flags = [*sys.argv[2:], "--steps", sys.argv[1], "--output-dir", str(Path(folder))]
         with contextlib.redirect_stdout(io.StringIO()):
-            found = measure(from_arguments(flags, {})[0])
-    print(json.dumps(found))
+            figures = measure(from_arguments(flags, {})[0])
+    print(json.dumps(figures))

@@ -32,16 +32,16 @@ def of_times(
     times: Sequence[tuple[int, float]], warm_steps: int, loss: float, gpu_peak_bytes: int | None = None
 ) -> Window:
     """The window of steps that were over at these moments. Raises ValueError where there are none after warming up."""
-    kept = [(step, moment) for step, moment in times if step >= warm_steps]
-    if len(kept) < 2:
+    counted = [(step, moment) for step, moment in times if step >= warm_steps]
+    if len(counted) < 2:
         raise ValueError(f"no steps were timed after the {warm_steps} to warm up")
-    steps = kept[-1][0] - kept[0][0]
-    apart = [later - earlier for (_, earlier), (_, later) in itertools.pairwise(kept)]
+    steps = counted[-1][0] - counted[0][0]
+    apart = [later - earlier for (_, earlier), (_, later) in itertools.pairwise(counted)]
     every = len(apart) == steps
     half = len(apart) // 2
     return Window(
         steps=steps,
-        seconds_per_step=(kept[-1][1] - kept[0][1]) / steps,
+        seconds_per_step=(counted[-1][1] - counted[0][1]) / steps,
         median_seconds=statistics.median(apart) if every else None,
         drift=sum(apart[-half:]) / sum(apart[:half]) - 1 if every and half else None,
         loss=loss,
@@ -51,8 +51,8 @@ def of_times(
 
 def of_bare(result: Path, warm_steps: int) -> Window:
     """The window of a bare loop's result."""
-    found = json.loads(result.read_text())
-    return of_times(found["times"], warm_steps, found["loss"], found["gpu_peak_bytes"])
+    printed = json.loads(result.read_text())
+    return of_times(printed["times"], warm_steps, printed["loss"], printed["gpu_peak_bytes"])
 
 
 def of_trainer(lines: Sequence[Line], warm_steps: int) -> Window:
