@@ -343,8 +343,8 @@ def test_pins_come_first_then_what_matters_then_the_hardware() -> None:
         "eval_loss",
     ]
     roles = MetricRoles("my/metric", best="acc", mode="max")
-    panels = choose_panels(names_of_losses, (), ChartView(), roles).chosen
-    assert [panel.key for panel in panels][:3] == ["my/metric", "eval_loss", "acc"]
+    by_role = choose_panels(names_of_losses, (), ChartView(), roles).chosen
+    assert [panel.key for panel in by_role][:3] == ["my/metric", "eval_loss", "acc"]
     pinned = choose_panels(names, HARDWARE, ChartView(pins=("my/metric", "gone"), filter_text="l*")).chosen
     assert [panel.key for panel in pinned] == ["my/metric", "loss", "lr"] and pinned[0].is_pinned
     assert next(p.colour for p in panels.chosen if p.key == "lr") == pinned[2].colour  # wherever it stands
