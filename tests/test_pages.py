@@ -33,7 +33,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workspace]:
         yield workspace
 
 
-def text_of(app: GputuiApp) -> str:
+def screen_text(app: GputuiApp) -> str:
     return "\n".join(pane.text for screen in app.screen_stack[-1:] for pane in screen.query(Pane))
 
 
@@ -63,7 +63,7 @@ def test_every_picture_is_made_and_shown() -> None:
 @pytest.mark.parametrize("name", PICTURES)
 async def test_a_picture_is_full_and_does_not_contradict_itself(home: Workspace, name: str) -> None:
     async with shown(home, PICTURES[name]) as app:
-        text = text_of(app)
+        text = screen_text(app)
         assert len(CURVE.findall(text)) >= WITH_CURVES.get(name, 0)
         assert not re.search(r"no data|reading|\de…", text) and "Traceback" not in app.message[0]
         runs = [row.run for row in app.snapshot.runs if row.run.study_id is None]
@@ -105,6 +105,6 @@ def test_the_demo_shows_at_its_start_what_gputui_is_for(home: Workspace) -> None
 
 async def test_the_picture_of_a_recovered_run_tells_both_reasons(home: Workspace) -> None:
     async with shown(home, PICTURES["run"]) as app:
-        text = text_of(app)
+        text = screen_text(app)
         assert "lowered batch_size 512 → 256" in text and "crashed in a GPU kernel" in text
         assert "newest 53 400, 1 min ago" in text

@@ -50,7 +50,7 @@ def study(sampler: Any = "tpe", pruner: PrunerSpec | None = None, **changes: Any
     return replace(spec, **changes)
 
 
-def opened(spec: StudySpec, folder: Path) -> StudyJournal:
+def open_journal(spec: StudySpec, folder: Path) -> StudyJournal:
     """The journal as a new process has it."""
     return StudyJournal(spec, "s-1", open_storage(folder))
 
@@ -62,10 +62,10 @@ def score(params: Mapping[str, Any]) -> float:
 def points(spec: StudySpec, folder: Path, *, dies: bool = False, count: int = 12) -> list[dict[str, Any]]:
     """The points of trials that run one after another, where the process may die before each."""
     folder.mkdir()
-    journal = opened(spec, folder)
+    journal = open_journal(spec, folder)
     for number in range(count):
         if dies:
-            journal = opened(spec, folder)
+            journal = open_journal(spec, folder)
         journal.sample()
         params = journal.trials()[number].params
         values = (score(params), params["lr"])[: len(spec.objectives)]
@@ -123,13 +123,13 @@ def test_a_process_that_dies_each_time_cuts_the_same_trials_short(kind: Any, tmp
     def story(folder: Path, *, dies: bool) -> list[tuple[int, int]]:
         """(trial, rung) of all that are cut short; they run one after another."""
         folder.mkdir()
-        journal = opened(spec, folder)
+        journal = open_journal(spec, folder)
         cut = []
         for number in range(20):
             journal.add(POINT, "sampled")
             for rung in range(1, 27):
                 if dies:
-                    journal = opened(spec, folder)
+                    journal = open_journal(spec, folder)
                 journal.report(number, rung, (number * 7 % 20) / 20 + 1 / rung)
                 if journal.should_prune(number):
                     cut.append((number, rung))
@@ -154,13 +154,13 @@ def test_a_verdict_is_given_once_also_by_a_process_that_dies_in_between(
     state: TrialState, values: tuple[float, ...], name: str, tmp_path: Path
 ) -> None:
     spec = study(constraints=Constraints(step_seconds=1.0))
-    journal = opened(spec, tmp_path)
+    journal = open_journal(spec, tmp_path)
     journal.add(POINT, "sampled")
     broken = (0.5,) if values else ()
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(StudyJournal, "apply_verdict", lambda *_: None)
         journal.end(0, Ruling(state, "why", values, broken), 1.0)
-    journal = opened(spec, tmp_path)
+    journal = open_journal(spec, tmp_path)
     journal.end(0, Ruling(TrialState.COMPLETE, None, (9.0,)), 2.0)
     (trial,) = journal.trials()
     assert trial.state.name == name and trial.values == (list(values) or None)
@@ -171,29 +171,29 @@ def test_a_verdict_is_given_once_also_by_a_process_that_dies_in_between(
 
 
 def test_a_torn_line_is_removed_and_a_killed_holder_keeps_the_lock_for_seconds(tmp_path: Path) -> None:
-    opened(study(), tmp_path).add(POINT, "sampled")
+    open_journal(study(), tmp_path).add(POINT, "sampled")
     file = tmp_path / JOURNAL_FILE
     with file.open("a") as torn:
         torn.write('{"op_code": 4, "study')
     file.with_name(JOURNAL_FILE + ".lock").symlink_to(file)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(journal_file, "LOCK_SECONDS", 3)
-        journal = opened(study(), tmp_path)
+        journal = open_journal(study(), tmp_path)
     journal.add(POINT, "sampled")
-    assert [trial.user_attrs[OWN]["origin"] for trial in opened(study(), tmp_path).trials()] == ["sampled"] * 2
+    assert [trial.user_attrs[OWN]["origin"] for trial in open_journal(study(), tmp_path).trials()] == ["sampled"] * 2
 
 
 def test_a_line_that_was_cut_and_appended_to_costs_that_line_alone(tmp_path: Path) -> None:
-    journal = opened(study(), tmp_path)
+    journal = open_journal(study(), tmp_path)
     file = tmp_path / JOURNAL_FILE
     with file.open("a") as torn:
         torn.write('{"op_code": 4, "study')  # by another process, while this one lives
     journal.add(POINT, "sampled")
-    assert len(opened(study(), tmp_path).trials()) == 1
+    assert len(open_journal(study(), tmp_path).trials()) == 1
     with file.open("a") as torn:
         torn.write('{"op_code": 4, "study{"op_code": 4}\n')
-    opened(study(), tmp_path).add(POINT, "sampled")
-    assert len(opened(study(), tmp_path).trials()) == 2
+    open_journal(study(), tmp_path).add(POINT, "sampled")
+    assert len(open_journal(study(), tmp_path).trials()) == 2
 
 
 @table("line", [
@@ -201,7 +201,7 @@ def test_a_line_that_was_cut_and_appended_to_costs_that_line_alone(tmp_path: Pat
     b'{"op_code": 8, "trial_id": 0}', b"\xff", b"[" * 100_000, b"not json",
 ])  # fmt: skip
 def test_a_line_that_is_no_entry_is_moved_away_and_named(line: bytes, tmp_path: Path) -> None:
-    opened(study(), tmp_path).add(POINT, "sampled")
+    open_journal(study(), tmp_path).add(POINT, "sampled")
     file = tmp_path / JOURNAL_FILE
     said = list[str]()
     before = file.read_bytes()
@@ -217,19 +217,19 @@ def test_a_line_that_is_no_entry_is_moved_away_and_named(line: bytes, tmp_path: 
 
 
 def test_a_lock_by_a_relative_path_ends_with_its_holder(tmp_path: Path) -> None:
-    opened(study(), tmp_path)
+    open_journal(study(), tmp_path)
     (tmp_path / f"{JOURNAL_FILE}.lock").symlink_to(f"elsewhere/{JOURNAL_FILE}")
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(journal_file, "LOCK_SECONDS", 3)
-        opened(study(), tmp_path).add(POINT, "sampled")
-    assert len(opened(study(), tmp_path).trials()) == 1
+        open_journal(study(), tmp_path).add(POINT, "sampled")
+    assert len(open_journal(study(), tmp_path).trials()) == 1
 
 
 @table(("direction", "worst"), [("minimize", math.inf), ("maximize", -math.inf)])
 def test_what_an_infeasible_point_reported_is_the_worst(direction: Any, worst: float, tmp_path: Path) -> None:
     folder = tmp_path / direction
     folder.mkdir()
-    journal = opened(study(objectives=(Objective("loss", direction),)), folder)
+    journal = open_journal(study(objectives=(Objective("loss", direction),)), folder)
     journal.add(POINT, "sampled")
     journal.report(0, 1, 0.5)
     journal.end(0, Ruling(TrialState.INFEASIBLE, "ran out of memory"), 1.0)
@@ -241,7 +241,7 @@ def test_what_an_infeasible_point_reported_is_the_worst(direction: Any, worst: f
 
 
 def test_a_python_process_asks_and_tells_beside_gputui(tmp_path: Path) -> None:
-    journal = opened(study(), tmp_path)
+    journal = open_journal(study(), tmp_path)
     journal.sample()
     assert ask_outside(tmp_path / JOURNAL_FILE, 0.5, 0.25) == "3"
     journal.sample()
@@ -251,7 +251,7 @@ def test_a_python_process_asks_and_tells_beside_gputui(tmp_path: Path) -> None:
 
 
 def test_the_dashboard_lists_the_trials_of_a_living_study(tmp_path: Path, dashboard: Any) -> None:
-    journal = opened(study(pruner=PrunerSpec("median", length=10, rungs=10)), tmp_path)
+    journal = open_journal(study(pruner=PrunerSpec("median", length=10, rungs=10)), tmp_path)
     journal.sample()
     journal.report(0, 1, 0.75)
     (listed,) = dashboard("/api/studies")["study_summaries"]

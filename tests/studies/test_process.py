@@ -60,7 +60,7 @@ metrics: {source: jsonl, path: "{run_dir}/metrics.jsonl"}
 """
 
 WAIT_SECONDS = 150.0
-"""Of no meaning but that a test that fails ends."""
+"""Enough on a busy machine; only a test that fails waits so long."""
 
 STUDY = """
 profile: ./scored.yaml
@@ -109,7 +109,7 @@ def state(lab: Machine, study: str = "s-1") -> str:
     return str(rows[0][0]) if rows else ""
 
 
-def wait_for(lab: Machine, *states: str, study: str = "s-1") -> None:
+def wait_for_state(lab: Machine, *states: str, study: str = "s-1") -> None:
     wait_until(lambda: state(lab, study) in states, WAIT_SECONDS, f"{study} {states}")
 
 
@@ -190,7 +190,7 @@ def test_another_process_takes_part_while_the_study_runs(lab: Machine) -> None:
     assert ask_outside(Path(lab.json("study", "show")["storage"]), 0.01) == "3"
     wait_until(lambda: verdicts(lab).get(2) == "complete", WAIT_SECONDS, "the trial from outside")
     hold(lab, None)
-    wait_for(lab, "finished")
+    wait_for_state(lab, "finished")
     study = lab.json("study", "show")
     assert [trial["origin"] for trial in study["trials"]].count("outside") == 1 and len(study["trials"]) == 4
     assert [trial["number"] for trial in study["best"]] == [2]
@@ -214,11 +214,11 @@ def test_pausing_stopping_extending_and_adding_a_point(lab: Machine) -> None:
     begin(lab, write(lab, text))
     assert len(verdicts(lab)) == 2
     assert lab.json("study", "extend", "s", "--trials", "1")["budget"]["trials"] == 3
-    wait_for(lab, "finished")
+    wait_for_state(lab, "finished")
     assert len(verdicts(lab)) == 3
     assert lab.gputui("study", "enqueue", "s", "--set", "quality=0.15", code=3)
     lab.gputui("study", "enqueue", "s", "--set", "quality=0.4")
-    wait_for(lab, "finished")
+    wait_for_state(lab, "finished")
     assert lab.json("study", "show")["trials"][3]["params"] == {"quality": 0.4}
     lab.gputui("study", "extend", "s", "--trials", "500")
     wait_until(lambda: len(verdicts(lab)) > 4, WAIT_SECONDS, "more trials")
@@ -228,6 +228,6 @@ def test_pausing_stopping_extending_and_adding_a_point(lab: Machine) -> None:
     count = len(verdicts(lab))
     wait_until(lambda: len(verdicts(lab)) > count, WAIT_SECONDS, "more trials")
     lab.gputui("study", "stop", "s")
-    wait_for(lab, "stopped")
+    wait_for_state(lab, "stopped")
     assert set(verdicts(lab).values()) <= {"complete", "stopped"}
     assert not lab.rows("SELECT 1 FROM runs WHERE state NOT IN ('succeeded', 'stopped')")

@@ -12,7 +12,7 @@ from tests.conftest import wait_until
 from tests.machines import Machine
 
 WAIT_SECONDS = 150.0
-"""Of no meaning but that a test that fails ends."""
+"""Enough on a busy machine; only a test that fails waits so long."""
 
 # Says what memory it takes, then waits for a file with its trial's number, or for the one that ends all. The content of
 # the former says how it ends.
@@ -73,7 +73,7 @@ def on_gpu(lab: Machine) -> list[int]:
     return [trial for (trial,) in lab.rows("SELECT trial FROM runs WHERE state = 'running' ORDER BY trial")]
 
 
-def wait_for(lab: Machine, *trials: int) -> None:
+def wait_for_trials(lab: Machine, *trials: int) -> None:
     wait_until(lambda: on_gpu(lab) == list(trials), WAIT_SECONDS, f"the trials {trials} on the GPU")
 
 
@@ -99,7 +99,7 @@ def attempts(lab: Machine, trial: int) -> list[dict[str, Any]]:
 
 def test_two_trials_share_a_gpu_also_when_the_agent_was_killed_between(lab: Machine) -> None:
     lab.gputui("study", "run", "s.yaml")
-    wait_for(lab, 0, 1)
+    wait_for_trials(lab, 0, 1)
     (gpu,) = lab.json("gpus")
     runs = [run_id for (run_id,) in lab.rows("SELECT run_id FROM runs WHERE trial < 2 ORDER BY trial")]
     assert gpu["run_ids"] == runs and gpu["run_id"] == runs[0]
@@ -109,14 +109,14 @@ def test_two_trials_share_a_gpu_also_when_the_agent_was_killed_between(lab: Mach
     end(lab, 0)
     # The next agent finds one ended trial and one live trial, and places the next trial beside the live one.
     lab.gputui("agent", "start")
-    wait_for(lab, 1, 2)
+    wait_for_trials(lab, 1, 2)
     assert held_by(lab) is not None
     assert lab.rows("SELECT count(*), count(DISTINCT gpu_uuid) FROM leases") == [(2, 1)]
     # A run of a person gets the GPU next, without sharing it.
     lab.gputui("run", lab.profile(), "--gpus", "1", "--set", "steps=3")
     wait_until(lambda: lab.state("steps-1") == "queued", WAIT_SECONDS, "the run in the queue")
     end(lab, 1)
-    wait_for(lab, 2)
+    wait_for_trials(lab, 2)
     end(lab, 2)
     lab.wait_for("steps-1", "succeeded")
     end(lab)

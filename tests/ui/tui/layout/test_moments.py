@@ -13,11 +13,11 @@ from tests.texts import mentions
 HOUR = 3600.0
 
 
-def text_of(line: Line) -> str:
+def line_text(line: Line) -> str:
     return "".join(text for text, _ in line)
 
 
-def past(
+def past_of(
     *ticks: Tick, recorded: tuple[tuple[float, float], ...] = ((NOW - HOUR, NOW),), gap: Span | None = None
 ) -> Past:
     return Past(Moment(NOW), NOW, Timeline(NOW - HOUR, NOW, NOW - HOUR, recorded, ticks), gap)
@@ -36,21 +36,21 @@ def test_the_moment_in_words() -> None:
 
 
 def test_the_end_of_a_head_line() -> None:
-    assert text_of(right_end(NOW, None)) == "03:12:44 "
-    assert mentions(text_of(right_end(NOW - 30, past(), {"live": "M"})), "◀ 03:12:14 · 30 s ago · M live ")
-    assert text_of(right_end(NOW - 30, past())) == "◀ 03:12:14 · 30 s ago "
+    assert line_text(right_end(NOW, None)) == "03:12:44 "
+    assert mentions(line_text(right_end(NOW - 30, past_of(), {"live": "M"})), "◀ 03:12:14 · 30 s ago · M live ")
+    assert line_text(right_end(NOW - 30, past_of())) == "◀ 03:12:14 · 30 s ago "
 
 
 def test_the_time_line_fills_the_width() -> None:
     for width in (40, 80, 200):
-        line = time_line(past(Tick(NOW - 600, "incident", "error", "x")), NOW - 1800, width)
-        text = text_of(line)
+        line = time_line(past_of(Tick(NOW - 600, "incident", "error", "x")), NOW - 1800, width)
+        text = line_text(line)
         assert cell_width(text) == width
         assert text.startswith(" 02:12:44 ") and text.endswith(" now "), width
         assert text.index("●") < text.index("✗"), width
         assert [part for part, style in line if style == "selected"] == ["●"], width
-    assert text_of(time_line(past(), NOW - 60, 20)).strip() == ""
+    assert line_text(time_line(past_of(), NOW - 60, 20)).strip() == ""
     week = Past(Moment(NOW), NOW, Timeline(NOW - 160 * HOUR, NOW, NOW - 160 * HOUR, (), ()), None)
-    assert text_of(time_line(week, NOW - 60, 80)).startswith(" 14 Nov 11:12 ")
-    on_a_tick = time_line(past(Tick(NOW - 600, "incident", "error", "x")), NOW - 600, 80)
+    assert line_text(time_line(week, NOW - 60, 80)).startswith(" 14 Nov 11:12 ")
+    on_a_tick = time_line(past_of(Tick(NOW - 600, "incident", "error", "x")), NOW - 600, 80)
     assert [part for part, style in on_a_tick if style == "selected"] == ["✗"]

@@ -28,7 +28,7 @@ def app(home: Home, make_app: MakeApp) -> GputuiApp:
     return make_app()
 
 
-async def opened(pilot: Pilot[Any], app: GputuiApp) -> AlertsScreen:
+async def open_alerts(pilot: Pilot[Any], app: GputuiApp) -> AlertsScreen:
     await pilot.press("exclamation_mark")
     await pilot.pause()
     assert isinstance(app.screen, AlertsScreen)
@@ -96,7 +96,7 @@ def test_the_alerts_of_the_host_follow_its_values_and_are_past_when_over(home: H
 
 async def test_new_ones_first_then_what_is_seen_then_what_is_over(app: GputuiApp) -> None:
     async with app.run_test(size=SMALL) as pilot:
-        page = await opened(pilot, app)
+        page = await open_alerts(pilot, app)
         rules = "disk gpu_hot data_wait xid_hardware gpu_parked slow_steps shm gradient_norm"
         assert [row.rule for row in page.listing.rows] == rules.split()
         await pilot.press("o")
@@ -107,7 +107,7 @@ async def test_new_ones_first_then_what_is_seen_then_what_is_over(app: GputuiApp
 
 async def test_acknowledging_asks_the_agent(app: GputuiApp, home: Home) -> None:
     async with app.run_test(size=SMALL) as pilot:
-        page = await opened(pilot, app)
+        page = await open_alerts(pilot, app)
         disk = page.current
         assert disk is not None
         await pilot.press("a")
@@ -125,7 +125,7 @@ async def test_acknowledging_asks_the_agent(app: GputuiApp, home: Home) -> None:
 
 async def test_silencing_asks_for_how_long(app: GputuiApp, home: Home) -> None:
     async with app.run_test(size=SMALL) as pilot:
-        page = await opened(pilot, app)
+        page = await open_alerts(pilot, app)
         await pilot.press("j", "z")
         assert isinstance(app.screen, FormScreen)
         assert "GPU hot for GPU 3" in text(app, "form") and "until 04:12:44 (1 h)" in text(app, "form")

@@ -43,7 +43,7 @@ def compared(app: GputuiApp) -> CompareScreen:
     return app.screen
 
 
-async def opened(app: GputuiApp, pilot: Any) -> CompareScreen:
+async def open_comparison(app: GputuiApp, pilot: Any) -> CompareScreen:
     await pilot.press("c")
     await pilot.pause()
     return compared(app)
@@ -51,7 +51,7 @@ async def opened(app: GputuiApp, pilot: Any) -> CompareScreen:
 
 async def test_runs_of_a_profile_lie_over_each_other_with_what_differs(app: GputuiApp) -> None:
     async with app.run_test(size=(120, 36)) as pilot:
-        await opened(app, pilot)
+        await open_comparison(app, pilot)
         assert "3 runs" in text(app, "head") and "· loss" in text(app, "head")
         table = text(app, "runs")
         assert "LR" in table and "BATCH_SIZE" in table and "DEPTH" not in table
@@ -76,7 +76,7 @@ async def test_runs_of_a_profile_lie_over_each_other_with_what_differs(app: Gput
 
 async def test_metrics_axes_smoothing_and_the_crosshair(app: GputuiApp) -> None:
     async with app.run_test(size=(120, 36)) as pilot:
-        page = await opened(app, pilot)
+        page = await open_comparison(app, pilot)
         await pilot.press("tab")
         await pilot.pause()
         assert "val/accuracy" in text(app, "head")
@@ -115,7 +115,7 @@ async def test_the_code_of_two_runs_is_compared(app: GputuiApp, home: Home) -> N
         spec = RunSpec(name="sweep", launcher="python", program=("x.py",), python="python", workdir="/", code=code)
         write_private(folder / SPEC_FILE, spec.to_json())
     async with app.run_test(size=(80, 24)) as pilot:
-        page = await opened(app, pilot)
+        page = await open_comparison(app, pilot)
         page.comparison = Comparison.of(("sweep-1", "sweep-2"))
         page.changed()
         page.point_at("sweep-2")

@@ -69,7 +69,7 @@ def page(app: GputuiApp) -> StudyScreen:
     return app.screen
 
 
-async def opened(pilot: Pilot[Any]) -> None:
+async def open_study(pilot: Pilot[Any]) -> None:
     await pilot.press("S")
     await pilot.pause()
 
@@ -183,7 +183,7 @@ async def test_the_overview_names_the_study_and_its_trials_open_and_are_compared
     async with app.run_test(size=SIZE) as pilot:
         (row,) = [line for line in text(app, "runs").splitlines() if " lr-search-1 " in line]
         assert "12/40 trials" in row and "best 0.4044" in row
-        await opened(pilot)
+        await open_study(pilot)
         assert page(app).row_ids == list(range(14))
         await pilot.press("down", "down", "enter")
         assert isinstance(app.screen, RunScreen) and app.screen.run_id == "lr-search-1-t2"
@@ -200,7 +200,7 @@ async def test_a_study_that_is_over_opens_with_its_best_trials_first(
     search(home, state=state)
     app = make_app()
     async with app.run_test(size=(120, 36)) as pilot:
-        await opened(pilot)
+        await open_study(pilot)
         assert page(app).table.order == order and page(app).row_ids[0] == first
         await pilot.press("o", "o")
         assert page(app).table.order == order
@@ -208,7 +208,7 @@ async def test_a_study_that_is_over_opens_with_its_best_trials_first(
 
 async def test_a_point_is_added_by_hand_from_that_of_a_trial(app: GputuiApp, home: Home) -> None:
     async with app.run_test(size=SIZE) as pilot:
-        await opened(pilot)
+        await open_study(pilot)
         assert shlex.split(page(app).copyable()[0].text)[:2] == ["--set", "lr=0.00739"]
         await pilot.press("N", "tab", "tab", "ctrl+u", *"adamw", "enter")
         await wait_for(pilot, lambda: bool(commands_of(home)))
@@ -224,7 +224,7 @@ async def test_a_point_is_added_by_hand_from_that_of_a_trial(app: GputuiApp, hom
 
 async def test_a_trial_is_pruned_and_kept_and_the_study_paused_and_stopped(app: GputuiApp, home: Home) -> None:
     async with app.run_test(size=(160, 36)) as pilot:
-        await opened(pilot)
+        await open_study(pilot)
         await pilot.press("end", "x", "y")
         await wait_for(pilot, lambda: len(commands_of(home)) == 1)
         await pilot.press("e")
