@@ -5,9 +5,16 @@ The 240 conversations are made up: sums, colours of things, sounds of animals an
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from trainer.tasks.language import LanguageObjective
 
 CHATS = Path(__file__).parent / "data" / "instructions.jsonl"
 CONTEXT = 64  # of the tokens that tests prepare from them
@@ -47,3 +54,24 @@ def write_tokenizer(folder: Path, *, template: bool = True) -> Path:
     config |= {"chat_template": CHAT_TEMPLATE} if template else {}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     return folder
+
+
+def documents(raw: dict[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
+    """Each document alone: its tokens and which of them are learnt."""
+    documents = []
+    for row, learn, begin in zip(raw["tokens"], raw["learn"], raw["begin"], strict=True):
+        cuts = [*begin.nonzero().flatten().tolist(), len(row)]
+        assert cuts[0] == 0
+        documents += [(row[a:b], learn[a:b]) for a, b in itertools.pairwise(cuts) if b - a > 1]
+    return documents
+
+
+def alone(task: LanguageObjective, raw: dict[str, Tensor]) -> tuple[Tensor, int]:
+    """The summed loss of the tokens that are learnt, from each document without any other; and their number."""
+    total = torch.zeros(())
+    count = 0
+    for tokens, learn in documents(raw):
+        logits = task.model(tokens[None, :-1])[0]
+        total = total + functional.cross_entropy(logits[learn[1:]], tokens[1:][learn[1:]], reduction="sum")
+        count += int(learn[1:].sum())
+    return total, count

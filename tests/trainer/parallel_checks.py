@@ -28,8 +28,6 @@ from trainer.precision import compile_modules
 from trainer.tasks.objective import Objective
 from trainer.world import World
 
-ALONE = World(rank=0, size=1, device=torch.device("cpu"), backend="")
-
 State = dict[str, Tensor]
 
 # --- language models --------------------------------------------------------------------------------------------------

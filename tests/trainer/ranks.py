@@ -21,8 +21,12 @@ from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 
+import torch
+
 from tests.forkserver import Forked
 from trainer.world import World
+
+ALONE = World(rank=0, size=1, device=torch.device("cpu"), backend="")
 
 P = ParamSpec("P")
 R = TypeVar("R")

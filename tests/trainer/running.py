@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from tests.conftest import wait_until
 from trainer import config
 from trainer.__main__ import main
 from trainer.run import Run
@@ -82,3 +87,34 @@ def events(output: Path, name: str) -> list[dict[str, Any]]:
 
 def checkpoints(output: Path) -> list[str]:
     return sorted(path.name for path in (output / "checkpoints").glob("step_*.pt"))
+
+
+def train_and_crash(world: World, output: Path, step: int, *flags: str) -> None:
+    """Trains until all ranks crash as a step begins, so that nobody is left waiting."""
+    fault = ";".join(f"crash@step={step},rank={rank}" for rank in range(world.size))
+    with pytest.raises(RuntimeError, match=f"injected crash at step {step} on rank {world.rank}"):
+        train_on(world, output, *flags, "--inject", fault)
+
+
+def train_until(world: World, output: Path, step: int, *flags: str, signalled: tuple[int, ...] = (0, 1)) -> None:
+    """Trains; these ranks ask themselves to stop when that step has been written."""
+    metrics = output / "metrics.jsonl"
+
+    def ask() -> None:
+        wait_until(lambda: metrics.exists() and f'"step": {step},' in metrics.read_text(), 250, f"step {step}")
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    thread = threading.Thread(target=ask)
+    if world.rank in signalled:
+        thread.start()
+    train_on(world, output, *flags)
+    if world.rank in signalled:
+        thread.join()
+
+
+def is_alive(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True

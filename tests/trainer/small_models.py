@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from tests.trainer.splits import Rows
 from trainer.config import Settings
 from trainer.data.contract import Data, Images, Text
+
+LLAMA = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
 
 
 def images(channels: int = 1, height: int = 8, width: int = 8, classes: int = 10) -> Images:
@@ -55,3 +58,7 @@ def inputs(data: Data, count: int = 3) -> torch.Tensor:
     if isinstance(data, Images):
         return torch.rand(count, *data.shape, generator=generator)
     return torch.randint(data.vocabulary, (count, data.context), generator=generator)
+
+
+def gradients_of(model: nn.Module) -> dict[str, Tensor]:
+    return {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}

@@ -10,12 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.tables import table
+from tests.trainer.ranks import ALONE
 from trainer.batch import USABLE, Probe, find_batch, is_out_of_memory, smaller
 from trainer.errors import TrainerError
-from trainer.world import World
 
 GIB = 2**30
-ALONE = World(rank=0, size=1, device=torch.device("cpu"), backend="")
 
 
 @given(st.integers(1, 3000), st.integers(1, 100))

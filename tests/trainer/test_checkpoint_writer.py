@@ -21,15 +21,13 @@ import torch
 from tests.tables import table
 from tests.texts import mentions
 from tests.trainer.checkpoint_files import BadDisk, contents, in_a_child, listing
-from tests.trainer.ranks import Ranks
+from tests.trainer.ranks import ALONE, Ranks
 from tests.trainer.running import PATIENCE_SECONDS, ROOT, SMALL
 from trainer import checkpoints
 from trainer.checkpoints import Checkpointer, Parts, files, rotation, writer
 from trainer.config import Settings
 from trainer.errors import CheckpointError, RankError
 from trainer.world import World
-
-ALONE = World(rank=0, size=1, device=torch.device("cpu"), backend="")
 
 
 def settings(folder: Path, **values: Any) -> Settings:

@@ -14,33 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.tables import table
+from tests.trainer.sources import everything, images, stream, text
 from trainer.config import Settings
-from trainer.data import BrokenSample, Images, Split, Text, load_data
+from trainer.data import BrokenSample, load_data
 from trainer.data.files import Concatenation, name_hashes
 from trainer.errors import SettingsError, TrainerError
 
 CONTEXT = 8
-
-
-def images(**values: Any) -> Images:
-    data = load_data(Settings(**values))
-    assert isinstance(data, Images)
-    return data
-
-
-def text(**values: Any) -> Text:
-    data = load_data(Settings(**{"task": "lm", **values}))
-    assert isinstance(data, Text)
-    return data
-
-
-def everything(split: Split) -> dict[str, torch.Tensor]:
-    return split.read(np.arange(len(split)))
-
-
-def stream(split: Split) -> list[int]:
-    """The tokens of all windows, without the one that two windows share."""
-    return [token for window in everything(split)["tokens"].tolist() for token in window[:-1]]
 
 
 @pytest.fixture

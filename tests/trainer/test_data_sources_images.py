@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import pickle
 from pathlib import Path
@@ -14,7 +13,7 @@ import torch
 from PIL import Image
 
 from tests.tables import table
-from tests.trainer.test_data_sources import everything, images
+from tests.trainer.sources import encoded, everything, images
 from trainer.data import BrokenSample
 from trainer.data.files import name_hashes
 from trainer.data.images import UndecodableError, decode
@@ -37,12 +36,6 @@ def cifar(tmp_path: Path) -> Path:
     (tmp_path / "test_batch.bin").write_bytes(record(3, 100, 7, 9) + record(14, 101, 7, 9))
     (tmp_path / "batches.meta.txt").write_text(NAMES.replace(" ", "\n") + "\n\n")
     return tmp_path
-
-
-def encoded(image: Image.Image, kind: str = "PNG") -> bytes:
-    content = io.BytesIO()
-    image.save(content, kind)
-    return content.getvalue()
 
 
 def save(path: Path, colour: Any = (250, 0, 0), kind: str = "PNG") -> None:

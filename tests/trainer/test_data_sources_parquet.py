@@ -15,8 +15,7 @@ from PIL import Image
 from pyarrow import parquet
 
 from tests.tables import table
-from tests.trainer.test_data_sources import everything, images, stream, text
-from tests.trainer.test_data_sources_images import encoded
+from tests.trainer.sources import encoded, everything, images, stream, text
 from trainer.data import BrokenSample, Split
 from trainer.data.contract import Fields, Indices
 from trainer.data.files import COUNTS_FILE

@@ -12,6 +12,7 @@ import torch
 from tests.conftest import wait_until
 from tests.tables import table
 from tests.texts import mentions
+from tests.trainer.comparing import same
 from tests.trainer.ranks import Ranks
 from tests.trainer.running import (
     PATIENCE_SECONDS,
@@ -23,10 +24,9 @@ from tests.trainer.running import (
     step_lines,
     torchrun,
     train,
+    train_and_crash,
     train_on,
 )
-from tests.trainer.test_loop import same
-from tests.trainer.test_run import train_and_crash
 from trainer.checkpoints import existing, load
 from trainer.errors import SettingsError
 from trainer.world import World, join, lost_a_peer

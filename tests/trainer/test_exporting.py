@@ -17,7 +17,7 @@ from tests.tables import table
 from tests.texts import mentions
 from tests.trainer.instructions import CONTEXT
 from tests.trainer.running import settings, step_lines
-from tests.trainer.test_tasks_marked import LLAMA
+from tests.trainer.small_models import LLAMA
 from trainer.__main__ import main
 from trainer.checkpoints import load
 from trainer.data import load_data

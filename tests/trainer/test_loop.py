@@ -14,41 +14,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from tests.tables import table
 from tests.texts import mentions
 from tests.trainer.checkpoint_files import flip_a_byte
+from tests.trainer.comparing import final_state, same
+from tests.trainer.ranks import ALONE
 from tests.trainer.running import checkpoints, events, lines, settings, step_lines, train
-from trainer.checkpoints import State, existing, files, load
+from trainer.checkpoints import files
 from trainer.data.contract import Fields
 from trainer.data.feed import HeldOut
 from trainer.loop import Loop
 from trainer.optim import set_learning_rate
 from trainer.session import PhaseSession, TrainingProgress
-from trainer.world import World
 
 pytestmark = pytest.mark.filterwarnings("ignore:Unable to enable fault handler")  # stderr is captured
 
 STEADY = ("--steps", "40", "--validate-every", "0", "--checkpoint-every", "20")
-
-
-ALONE = World(rank=0, size=1, device=torch.device("cpu"), backend="")
-
-
-def final_state(output: Path) -> State:
-    return load(existing(output / "checkpoints")[0])
-
-
-def same(first: object, second: object) -> bool:
-    """Equal bit for bit, tensors included."""
-    if isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor):
-        return torch.equal(first, second)
-    if isinstance(first, dict) and isinstance(second, dict):
-        return first.keys() == second.keys() and all(same(first[key], second[key]) for key in first)
-    if isinstance(first, list | tuple) and isinstance(second, list | tuple):
-        return len(first) == len(second) and all(map(same, first, second))
-    return first == second
 
 
 @contextlib.contextmanager

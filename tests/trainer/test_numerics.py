@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tests.trainer.instructions import CONTEXT
-from tests.trainer.ranks import Ranks
+from tests.trainer.comparing import same
+from tests.trainer.instructions import CONTEXT, alone
+from tests.trainer.ranks import ALONE, Ranks
 from tests.trainer.running import events, settings, step_lines, train, train_on
-from tests.trainer.test_loop import same
-from tests.trainer.test_tasks_marked import ALONE, LLAMA, alone
+from tests.trainer.small_models import LLAMA
 from trainer.checkpoints import choose, load
 from trainer.data import load_data
 from trainer.data.order import Order

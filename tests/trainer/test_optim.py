@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from tests.tables import table
+from tests.trainer.comparing import final_state, same
 from tests.trainer.running import train
-from tests.trainer.test_loop import final_state, same
 from trainer.config import Settings
 from trainer.errors import SettingsError
 from trainer.models.blocks import matrices_of_blocks

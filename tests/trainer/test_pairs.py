@@ -12,8 +12,7 @@ from unittest.mock import patch
 import pytest
 
 from tests.trainer.ranks import Ranks
-from tests.trainer.running import events, step_lines, train_on
-from tests.trainer.test_run import train_until
+from tests.trainer.running import events, step_lines, train_on, train_until
 from trainer.checkpoints import ResumeChoice, choose, load
 from trainer.world import World
 

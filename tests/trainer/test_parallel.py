@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from tests.trainer import parallel_checks as checks
-from tests.trainer.parallel_checks import ALONE
-from tests.trainer.ranks import Ranks
+from tests.trainer.comparing import difference, same
+from tests.trainer.ranks import ALONE, Ranks
 
 # In fp32 only the order of additions differs between the ways.
 TOLERANCE = 2e-6
@@ -52,15 +52,6 @@ WAYS: dict[str, dict[str, Any]] = {
     "batch-norm": {"model": {"batch_norm": True}},
     "own-batch-norm": {"model": {"batch_norm": True}, "broadcast_buffers": False},
 }
-
-
-def difference(first: dict[str, Tensor], second: dict[str, Tensor]) -> float:
-    assert first.keys() == second.keys()
-    return max(float((first[name].double() - second[name].double()).abs().max()) for name in first)
-
-
-def same(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
-    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
 
 # --- gradients --------------------------------------------------------------------------------------------------------

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from tests.trainer import parallel_checks as checks
-from tests.trainer.parallel_checks import ALONE
-from tests.trainer.ranks import Ranks
+from tests.trainer.ranks import ALONE, Ranks
 from tests.trainer.tiny import tiny_settings
 from trainer.errors import SettingsError
 from trainer.parallel.build import check

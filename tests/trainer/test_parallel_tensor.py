@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from tests.trainer import parallel_checks as checks
-from tests.trainer.parallel_checks import ALONE, CONTEXT
-from tests.trainer.ranks import Ranks
-from tests.trainer.test_parallel import difference, same
+from tests.trainer.comparing import difference, same
+from tests.trainer.parallel_checks import CONTEXT
+from tests.trainer.ranks import ALONE, Ranks
 from tests.trainer.tiny import TinyModel
 from trainer.checkpoints import files, load
 from trainer.errors import SettingsError

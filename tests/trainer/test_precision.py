@@ -10,16 +10,15 @@ import torch
 from torch import nn
 
 from tests.tables import table
+from tests.trainer.ranks import ALONE
 from tests.trainer.running import settings
 from trainer.__main__ import prepare_environment
 from trainer.config import Settings
 from trainer.precision import Precision, switch_backends
 from trainer.session import PhaseSession, TrainingProgress
-from trainer.world import World
 
 CPU = torch.device("cpu")
 GPU = torch.device("cuda", 0)
-ALONE = World(rank=0, size=1, device=CPU, backend="")
 ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF"
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections import Counter
@@ -20,7 +19,7 @@ from pyarrow import parquet
 from tests.conftest import wait_until
 from tests.tables import table
 from tests.trainer.instructions import CHATS, conversations, write_chats, write_tokenizer
-from tests.trainer.running import PATIENCE_SECONDS, ROOT
+from tests.trainer.running import PATIENCE_SECONDS, ROOT, is_alive
 from trainer.__main__ import main
 from trainer.errors import TrainerError
 from trainer.preparing import PreparationPlan, documents, prepare
@@ -58,14 +57,6 @@ def decoded(tokenizer: Tokenizer, tokens: Any) -> str:
 
 def files(place: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in place.iterdir() if path.suffix in (".bin", ".marks", ".json")}
-
-
-def is_alive(group: int) -> bool:
-    try:
-        os.killpg(group, 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 @table("template", [True, False])

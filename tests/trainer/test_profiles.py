@@ -22,8 +22,7 @@ from pyarrow import parquet
 from tests.conftest import wait_until
 from tests.trainer.instructions import write_chats, write_tokenizer
 from tests.trainer.ranks import Ranks
-from tests.trainer.running import PATIENCE_SECONDS, ROOT, events, step_lines, torchrun, train_on
-from tests.trainer.test_preparing import is_alive
+from tests.trainer.running import PATIENCE_SECONDS, ROOT, events, is_alive, step_lines, torchrun, train_on
 from trainer.__main__ import main
 from trainer.checkpoints import load
 from trainer.config import from_arguments

@@ -5,23 +5,27 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import os
-import signal
-import threading
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
-from tests.conftest import wait_until
 from tests.tables import table
 from tests.texts import mentions
+from tests.trainer.comparing import same
 from tests.trainer.ranks import Ranks
-from tests.trainer.running import checkpoints, events, settings, step_lines, train, train_on
-from tests.trainer.test_loop import same
+from tests.trainer.running import (
+    checkpoints,
+    events,
+    settings,
+    step_lines,
+    train,
+    train_and_crash,
+    train_on,
+    train_until,
+)
 from trainer.checkpoints import load
-from trainer.world import World
 
 PHASES = json.dumps(
     [
@@ -35,29 +39,6 @@ PHASED = ("--phases", PHASES, "--validate-every", "0", "--checkpoint-every", "5"
 
 COMMON = ("--steps", "30", "--validate-every", "0", "--checkpoint-every", "12", "--dropout", "0", "--ema", "0.9")
 LONG = (("--parallel", "zero1"), ("--parallel", "fsdp"), ("--async-checkpoints",))
-
-
-def train_and_crash(world: World, output: Path, step: int, *flags: str) -> None:
-    """Trains until all ranks crash as a step begins, so that nobody is left waiting."""
-    fault = ";".join(f"crash@step={step},rank={rank}" for rank in range(world.size))
-    with pytest.raises(RuntimeError, match=f"injected crash at step {step} on rank {world.rank}"):
-        train_on(world, output, *flags, "--inject", fault)
-
-
-def train_until(world: World, output: Path, step: int, *flags: str, signalled: tuple[int, ...] = (0, 1)) -> None:
-    """Trains; these ranks ask themselves to stop when that step has been written."""
-    metrics = output / "metrics.jsonl"
-
-    def ask() -> None:
-        wait_until(lambda: metrics.exists() and f'"step": {step},' in metrics.read_text(), 250, f"step {step}")
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    thread = threading.Thread(target=ask)
-    if world.rank in signalled:
-        thread.start()
-    train_on(world, output, *flags)
-    if world.rank in signalled:
-        thread.join()
 
 
 @pytest.fixture(scope="module")

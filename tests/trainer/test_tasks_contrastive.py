@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.trainer.ranks import Ranks
+from tests.trainer.ranks import ALONE, Ranks
 from tests.trainer.splits import Rows
 from trainer.config import Settings
 from trainer.data.contract import Fields, Images
@@ -22,7 +22,6 @@ from trainer.errors import SettingsError
 from trainer.tasks.contrastive import Contrastive, info_nce
 from trainer.world import World
 
-ALONE = World(rank=0, size=1, device=torch.device("cpu"), backend="")
 SHAPE = (1, 8, 8)
 IMAGES = Images(Rows(0), Rows(0), SHAPE, ())
 OTHERS = {0: (1, 2, 4), 1: (0, 2, 3, 4), 2: (0, 1, 3, 4), 3: (1, 2, 4), 4: (0, 1, 2, 3)}

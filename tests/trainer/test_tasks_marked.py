@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -10,19 +9,18 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from tests.tables import table
-from tests.trainer.instructions import CONTEXT
+from tests.trainer.instructions import CONTEXT, alone, documents
+from tests.trainer.ranks import ALONE
 from tests.trainer.running import settings
+from tests.trainer.small_models import LLAMA
 from trainer.data import load_data
 from trainer.errors import SettingsError, TrainerError
 from trainer.models import build_model
 from trainer.tasks import build_objective
 from trainer.tasks.language import LanguageObjective
-from trainer.world import World
 
-LLAMA = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
 WINDOW = LLAMA | {"num_key_value_heads": 1, "head_dim": 16, "vocab_size": 512, "sliding_window": 4}
 MODELS: dict[str, dict[str, Any]] = {
     "bytes": {},
@@ -33,7 +31,6 @@ MODELS: dict[str, dict[str, Any]] = {
     "gemma2.json": {"model_type": "gemma2", "layer_types": ["sliding_attention", "full_attention"]} | WINDOW,
     "gemma3.json": {"model_type": "gemma3_text", "layer_types": ["sliding_attention", "full_attention"]} | WINDOW,
 }
-ALONE = World(rank=0, size=1, device=torch.device("cpu"), backend="")
 
 
 def flags(tokens: Path, model: str) -> list[str]:
@@ -62,27 +59,6 @@ def batch(tokens: Path, first: int, count: int) -> tuple[dict[str, Tensor], dict
     indices = torch.arange(first, first + count).numpy()
     raw = data.train.read(indices)
     return raw, objective(tokens).transform(training=True)(raw, indices)
-
-
-def documents(raw: dict[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
-    """Each document alone: its tokens and which of them are learnt."""
-    documents = []
-    for row, learn, begin in zip(raw["tokens"], raw["learn"], raw["begin"], strict=True):
-        cuts = [*begin.nonzero().flatten().tolist(), len(row)]
-        assert cuts[0] == 0
-        documents += [(row[a:b], learn[a:b]) for a, b in itertools.pairwise(cuts) if b - a > 1]
-    return documents
-
-
-def alone(task: LanguageObjective, raw: dict[str, Tensor]) -> tuple[Tensor, int]:
-    """The summed loss of the tokens that are learnt, from each document without any other; and their number."""
-    total = torch.zeros(())
-    count = 0
-    for tokens, learn in documents(raw):
-        logits = task.model(tokens[None, :-1])[0]
-        total = total + functional.cross_entropy(logits[learn[1:]], tokens[1:][learn[1:]], reduction="sum")
-        count += int(learn[1:].sum())
-    return total, count
 
 
 @table("model", MODELS)

@@ -10,16 +10,15 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from tests.texts import mentions
-from tests.trainer.ranks import Ranks
+from tests.trainer.ranks import ALONE, Ranks
+from tests.trainer.small_models import gradients_of
 from trainer.config import Settings
 from trainer.telemetry.speed import StepDurations
 from trainer.telemetry.telemetry import MetricsWriter, Telemetry
 from trainer.world import World
-
-ALONE = World(rank=0, size=1, device=torch.device("cpu"), backend="")
 
 
 def make(folder: Path, **values: Any) -> Settings:
@@ -31,10 +30,6 @@ def lines(path: Path) -> list[dict[str, Any]]:
     records = [json.loads(line) for line in path.read_text().splitlines()]
     assert all(isinstance(line.pop("time"), float) for line in records)
     return records
-
-
-def gradients_of(model: nn.Module) -> dict[str, Tensor]:
-    return {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
 
 
 def on_two_ranks(world: World, folder: Path) -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from tests.trainer.test_telemetry import gradients_of
+from tests.trainer.small_models import gradients_of
 from trainer.telemetry.histograms import EDGES, count, gradients, part_of, watch_activations
 
 floats = st.floats(width=32) | st.floats(-1, 1, width=32) | st.just(0.0)

@@ -7,14 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from tests.trainer.ranks import Ranks
+from tests.trainer.ranks import ALONE, Ranks
 from trainer.config import Settings
 from trainer.data.contract import Fields
 from trainer.session import PhaseSession, TrainingProgress
 from trainer.validation import validate
 from trainer.world import World
-
-ALONE = World(rank=0, size=1, device=torch.device("cpu"), backend="")
 
 TINY = {"n_embd": 32, "n_layer": 1, "n_head": 1}
 SMALL: dict[str, Any] = {"device": "cpu", "data": "synthetic", "synthetic_samples": 64, "context": 16, "batch_size": 2}
