@@ -166,7 +166,7 @@ def test_runs_that_do_not_overlap_in_time_share_a_file(home: ReadHome) -> None:
 
 def test_a_rewritten_file_is_compared_in_another_thread(home: ReadHome, monkeypatch: pytest.MonkeyPatch) -> None:
     threads = set()
-    load = EarlierLines._load
+    load = EarlierVersions._load
     monkeypatch.setattr(
         EarlierVersions,
         "_load",

@@ -46,11 +46,10 @@ def test_the_page_says_what_happens(folder: Path) -> None:
 
 
 def test_runs_are_those_of_the_commands(home: Home, folder: Path) -> None:
-    found = api.runs(home=folder)
-    assert [run.id for run in found] == [run["id"] for run in json_of(home.workspace, "ps")]
+    assert [run.id for run in api.runs(home=folder)] == [run["id"] for run in json_of(home.workspace, "ps")]
     assert [run.id for run in api.runs(state="queued", home=folder)] == ["lr-sweep-3"]
     assert api.runs(tag="none", home=folder) == [] == api.runs(study="none", home=folder)
-    shown = json_of(home.workspace, "show", RUN)
+    record = json_of(home.workspace, "show", RUN)
     run = api.run("vit-b16", home=folder)
     assert (run.id, run.state, dict(run.params)) == (RUN, record["state"], record["params"])
     assert [attempt.incident for attempt in run.attempts] == [

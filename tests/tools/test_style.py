@@ -18,7 +18,8 @@ def lines_of(text: str) -> list[int]:
 
 @table("statement", [
     "size = (1 if a else 2) if b else 3", "call(1 if a else 2)", "call(size=1 if a else 2)", "call(f'{1 if a else 2}')",
-    "text = f'{1 if a else 2}'", "sizes = (1 if a else 2, 3)", "(first if a else second)()", "size = 1 + (2 if a else 3)",
+    "text = f'{1 if a else 2}'", "sizes = (1 if a else 2, 3)", "(first if a else second)()",
+    "size = 1 + (b if a else c)",
     "for a in b if c else d: pass", "sizes = [*(a if b else c)]", "sizes = [1 if a else 2 for a in b]",
     "sizes = {a: 1 if a else 2 for a in b}", "call(lambda a: 1 if a else 2)",
 ])  # fmt: skip

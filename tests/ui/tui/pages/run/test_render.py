@@ -16,6 +16,7 @@ from gputui.metrics.progress import RankRow, rank_rows
 from gputui.store.database import open_reader
 from gputui.store.metrics import queries
 from gputui.store.metrics.roles import MetricRoles
+from gputui.store.metrics.stored_lines import StoredLine
 from gputui.store.run_states import RunState
 from gputui.ui.tui.data.reader import SnapshotReader
 from gputui.ui.tui.layout.chart_settings import ChartView
@@ -161,7 +162,9 @@ def test_ranks_that_print_no_metrics_are_listed_too(home: Home, workspace: Works
 
 def test_the_rank_that_waits_least_for_others_is_the_slow_one() -> None:
     steps_alone = (0.5, 0.5, 0.9)
-    lines = [RankLine(rank, 10, NOW, {"step_time": 1.0, "comm_time": 1.0 - steps_alone[rank]}) for rank in range(3)]
+    lines = [
+        StoredLine(1, rank, 10, NOW, {"step_time": 1.0, "comm_time": 1.0 - steps_alone[rank]}) for rank in range(3)
+    ]
     rows = rank_rows(lines)
     assert [rows[rank].is_slow for rank in rows] == [False, False, True]
     work = [text.split()[2:4] for text in text_of(ranks_lines(rows, 3, 80))[1:]]
