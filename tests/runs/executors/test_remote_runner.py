@@ -150,8 +150,8 @@ def test_a_job_whose_number_was_not_said_is_followed_and_none_is_submitted_besid
 def test_a_contact_counts_once_all_metrics_are_here(folder: Path) -> None:
     runner = Doctored(Target(folder, listed("running")))
     turn(runner)
-    first = runner.contact_at
-    runner.is_behind = True
+    first = runner.contacts.newest_at
+    runner.contacts.is_behind = True
     turn(runner)
     assert first is not None and runner.contacts.newest_at == first and runner.contacts.due_at <= time.monotonic()
     runner.contacts.is_behind = False
@@ -229,7 +229,7 @@ def test_a_stop_ends_an_attempt_that_was_never_submitted(folder: Path) -> None:
     target = Target(folder, None)
     target.is_reached = False
     runner = Doctored(target)
-    assert not turn(runner) and runner.problem is not None
+    assert not turn(runner) and runner.contacts.problem is not None
     stop(runner)
     assert end_of(runner, within=1)["stop_requested"] and not target.submitted
 
@@ -308,7 +308,7 @@ def test_an_attempt_is_not_over_while_nobody_can_say_that_its_job_is_gone(folder
     target.states = [NODE_FAIL]
     assert not turn(runner) and not turn(runner)
     target.is_reached = False
-    assert not any(turn(runner) for _ in range(5)) and runner.problem is not None
+    assert not any(turn(runner) for _ in range(5)) and runner.contacts.problem is not None
     target.is_reached = True
     assert end_of(runner)["ended_by"] == "node_fail"
 
