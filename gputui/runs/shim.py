@@ -432,14 +432,14 @@ class CommandProcess:
 
     @property
     def exit_code(self) -> int | None:
-        """None if a signal ended it, too."""
+        """None before its end, and if a signal ended it."""
         if self.wait_status is None or os.WIFSIGNALED(self.wait_status):
             return None
         return os.waitstatus_to_exitcode(self.wait_status)
 
     @property
     def signal_number(self) -> int | None:
-        """The signal that ended it, if one did."""
+        """The signal that ended it; None if none has."""
         if self.wait_status is None or not os.WIFSIGNALED(self.wait_status):
             return None
         return os.WTERMSIG(self.wait_status)
@@ -457,7 +457,7 @@ class Stop:
 
     Attributes:
         is_requested: a signal has asked for it.
-        is_graceful: the first that did gave the attempt its grace.
+        is_graceful: the signal that asked first left the attempt its grace.
         is_forced: processes were killed, or are to be.
         signal_number: the first signal that asked for it.
         last_call_at: when all processes are to be sent SIGTERM that were not yet.

@@ -49,12 +49,12 @@ class Lead:
         plan: attempt.json.
         began: UTC unix seconds.
         signals: those that were sent to this "process" and not passed on yet.
-        stop_requested: one was.
-        forced: one of these was to end all at once.
-        end_peers_at: when the nodes are ended that one has failed beside (monotonic).
-        give_up_at: when srun is killed, for no node answers any more (monotonic).
-        is_given_up: it was.
-        is_over: exit.json is all that is missing.
+        stop_requested: a signal has asked for the end.
+        forced: a signal has asked for it at once.
+        end_peers_at: when the other nodes are ended after one has failed (monotonic).
+        give_up_at: when srun is killed because nodes do not answer (monotonic).
+        is_given_up: srun was killed for that.
+        is_over: srun has ended, so that only exit.json is still to be written.
     """
 
     def __init__(self, folder: Path, program: Sequence[str]) -> None:

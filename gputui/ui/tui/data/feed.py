@@ -218,8 +218,8 @@ class NewestSnapshot:
     Attributes:
         interest: what was asked for when its rows were read.
         read_at: when its rows were read.
-        made_at: when they were, or when its clock and ages were last updated.
-        problem: the sentence about it, None without one.
+        made_at: when its rows were read, or its clock and ages last updated.
+        problem: the sentence in it about why newer rows cannot be read; None without one.
     """
 
     def __init__(self, now: float) -> None:
@@ -236,7 +236,7 @@ class FeedStore:
     Attributes:
         connection: None while there is none.
         reader: what reads from it; it knows the rows of one file.
-        version: of the data in the newest snapshot, None if that is from an earlier connection.
+        version: that of the data in the newest snapshot; None if an earlier connection has read that.
     """
 
     def __init__(self, workspace: Workspace) -> None:
