@@ -1,9 +1,12 @@
-"""An agent's start: its note about the one before it, and secrets in its log."""
+"""An agent's start: its note about the one before it, secrets in its log, and reasons why it did not come up."""
 
 from __future__ import annotations
 
 import logging
+import shutil
 import sqlite3
+import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,8 +15,11 @@ from gputui.agent.maintenance import note_predecessor
 from gputui.agent.startup import HidingFormatter
 from gputui.core.config import Workspace
 from gputui.core.secret_patterns import REDACTED
+from gputui.runs import agent_process
+from gputui.runs.agent_process import AgentUnreachableError, ensure_agent, exit_reason
 from gputui.runs.identity import boot_id
 from tests.homes import NOW
+from tests.texts import mentions
 
 INHERITED = "inherited-secret"
 OWN = "of-the-run-alone"
@@ -22,6 +28,9 @@ OWN = "of-the-run-alone"
 @pytest.fixture
 def inherited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_API_KEY", INHERITED)
+
+
+# --- the agent before, and this one's log
 
 
 @pytest.mark.parametrize(
@@ -58,3 +67,20 @@ def test_the_log_of_an_agent_hides_secrets_in_tracebacks_too() -> None:
         )
     text = formatter.format(record)
     assert text.startswith(f"ERROR got {REDACTED}\nTraceback") and OWN not in text and INHERITED not in text
+
+
+# --- starts that fail
+
+
+def test_a_full_disk_is_told_whatever_its_log_says(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    workspace.agent_log.write_text("INFO of yesterday\n")
+    full = SimpleNamespace(free=agent_process.LEAST_FREE_BYTES - 1)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: full)
+    assert mentions(exit_reason(workspace), workspace.state, "full")
+
+
+def test_an_interpreter_that_is_gone_is_named(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A living screen whose Python was removed or upgraded asks for an agent."""
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    with pytest.raises(AgentUnreachableError, match="/nowhere/python"):
+        ensure_agent(workspace)
