@@ -15,7 +15,14 @@ from gputui.runs.spec import Scalar
 from tests.recovery.attempts import PEER_LOST, lay_out, rank_failed, recorded, report, traceback
 
 LAST_STEP = 45
-Left = Callable[[Path], Evidence]
+EvidenceIn = Callable[[Path], Evidence]
+
+
+NCCL = "torch.distributed.DistBackendError: NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:94, {0}"
+WATCHDOG = (
+    "[rank1]:[E1120 17:41:57.834000000 ProcessGroupNCCL.cpp:629] [Rank 1] Watchdog caught collective operation timeout"
+    ": WorkNCCL(SeqNum=42, OpType=ALLREDUCE, Timeout(ms)=600000) ran for 600029 milliseconds before timing out.\n"
+)
 
 
 @dataclass(frozen=True)
@@ -24,7 +31,7 @@ class Drill:
     next attempt; ``changed`` its parameters that differ; ``resumes`` the step of the checkpoint that it begins with."""
 
     kind: str
-    left: Left
+    evidence_in: EvidenceIn
     evidence: str
     verdict: Literal["retry", "stop"] = "retry"
     actions: tuple[str, ...] = ("restart",)
@@ -33,29 +40,29 @@ class Drill:
     rank: int | None = 1
 
 
-def raised(text: str, *, code: int = 1, stderr: str = "", **more: Any) -> Left:
+def raised(text: str, *, code: int = 1, stderr: str = "", **more: Any) -> EvidenceIn:
     """Rank 1 of two ends with this exception."""
     return lambda folder: rank_failed(
         folder, stderr + traceback(text, rank=1), code=code, **{"last_step": LAST_STEP, **more}
     )
 
 
-def printed(stderr: str, *, code: int) -> Left:
+def printed(stderr: str, *, code: int) -> EvidenceIn:
     """Rank 1 of two ends with this code after printing this."""
     return lambda folder: rank_failed(folder, stderr, code=code, last_step=LAST_STEP)
 
 
-def tape(name: str) -> Left:
+def tape(name: str) -> EvidenceIn:
     """A recorded end of a real torchrun job."""
     case = next(case for case in recorded() if case.name == name)
     return lambda folder: case.evidence(folder)
 
 
-def seen(kind: str, text: str, rank: int | None = 1) -> Left:
+def observed_cause(kind: str, text: str, rank: int | None = 1) -> EvidenceIn:
     """gputui saw this itself and ended the attempt."""
 
     def leave(folder: Path) -> Evidence:
-        lay_out(folder, {"output.log": report({0: -15, 1: -15}, root=0, asked=(0, 1)), "ranks/0/stderr.log": ""})
+        lay_out(folder, {"output.log": report({0: -15, 1: -15}, root=0, signalled=(0, 1)), "ranks/0/stderr.log": ""})
         observed = [ObservedCause(kind, 100.0, text, rank=rank, step=LAST_STEP)]
         record = ExitRecord(code=1, stop_requested=True)
         return collect(folder, exit=record, ended_at=None, observed=observed, last_step=LAST_STEP)
@@ -63,10 +70,10 @@ def seen(kind: str, text: str, rank: int | None = 1) -> Left:
     return leave
 
 
-def record(rebooted: bool = False, **fields: object) -> Left:
+def record(rebooted: bool = False, **fields: object) -> EvidenceIn:
     """Only an exit record was left, or none where ``fields`` is empty."""
-    known = ExitRecord.from_json(fields) if fields else None
-    return lambda folder: Evidence(exit=known, launcher="torchrun", last_step=LAST_STEP, rebooted=rebooted)
+    exit_record = ExitRecord.from_json(fields) if fields else None
+    return lambda folder: Evidence(exit=exit_record, launcher="torchrun", last_step=LAST_STEP, rebooted=rebooted)
 
 
 def peers_lost(folder: Path) -> Evidence:
@@ -82,12 +89,6 @@ def killed_for_memory(folder: Path) -> Evidence:
     return rank_failed(folder, "", code=-9, exit=grown, last_step=LAST_STEP)
 
 
-NCCL = "torch.distributed.DistBackendError: NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:94, {0}"
-WATCHDOG = (
-    "[rank1]:[E1120 17:41:57.834000000 ProcessGroupNCCL.cpp:629] [Rank 1] Watchdog caught collective operation timeout"
-    ": WorkNCCL(SeqNum=42, OpType=ALLREDUCE, Timeout(ms)=600000) ran for 600029 milliseconds before timing out.\n"
-)
-
 DRILLS = [
     # memory
     Drill(
@@ -102,7 +103,7 @@ DRILLS = [
     Drill("host_oom", killed_for_memory, "OOM killer struck", changed={"num_workers": 2}, actions=("fewer_workers",)),
     Drill(
         "memory_leak",
-        seen("memory_leak", "by 9 GiB an hour; the host's memory is full in 4 min", None),
+        observed_cause("memory_leak", "by 9 GiB an hour; the host's memory is full in 4 min", None),
         "by 9 GiB an hour",
         rank=None,
     ),
@@ -122,7 +123,7 @@ DRILLS = [
     Drill(
         "rendezvous", tape("rendezvous_store_unreachable"), "C10d store has failed", rank=None, actions=("new_port",)
     ),
-    Drill("hang", seen("hang", "no step for 90 s, the longest before was 4 s"), "no step for 90 s"),
+    Drill("hang", observed_cause("hang", "no step for 90 s, the longest before was 4 s"), "no step for 90 s"),
     # ends of processes
     Drill("killed", tape("killed"), "SIGKILL"),
     Drill("segfault", tape("segfault"), "SIGSEGV"),
@@ -146,8 +147,15 @@ DRILLS = [
     Drill("corrupt_checkpoint", tape("checkpoint_cut_short"), "OSError: [Errno 22]", resumes=30),
     # numbers
     Drill("nan_loss", raised("FloatingPointError: loss is nan at step 41"), "loss is nan", resumes=40),
-    Drill("loss_spike", seen("loss_spike", "loss 40 after 2.1", None), "loss 40", "stop", resumes=None, rank=None),
-    Drill("straggler", seen("straggler", "rank 1 needs 3 times as long"), "3 times", "stop", resumes=None),
+    Drill(
+        "loss_spike",
+        observed_cause("loss_spike", "loss 40 after 2.1", None),
+        "loss 40",
+        "stop",
+        resumes=None,
+        rank=None,
+    ),
+    Drill("straggler", observed_cause("straggler", "rank 1 needs 3 times as long"), "3 times", "stop", resumes=None),
     # hardware and driver
     Drill(
         "illegal_access",
@@ -175,7 +183,7 @@ DRILLS = [
         resumes=None,
     ),
     Drill("cuda_init", raised("RuntimeError: No CUDA GPUs are available"), "No CUDA GPUs", "stop", resumes=None),
-    Drill("overheating", seen("overheating", "GPU 0 at 92 °C"), "92 °C", "stop", resumes=None),
+    Drill("overheating", observed_cause("overheating", "GPU 0 at 92 °C"), "92 °C", "stop", resumes=None),
     # data and disks
     Drill("dataloader_killed", tape("worker_killed"), "killed by signal: Killed"),
     Drill("bad_sample", tape("bad_sample"), "label of sample 20"),

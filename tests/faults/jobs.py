@@ -85,13 +85,21 @@ def leaks(
     )
 
 
+def steps_by_attempt(machine: Machine, run_id: str) -> dict[int, list[int]]:
+    """Attempt → the steps that are stored for it, in the order of their lines."""
+    steps: dict[int, list[int]] = {}
+    for attempt, step in machine.steps(run_id):
+        steps.setdefault(attempt, []).append(step)
+    return steps
+
+
 def impatient_agent(machine: Machine) -> subprocess.Popen[bytes]:
     """An agent for which a leak lasts a second and a half, on a host with little memory left. The machine ends it.
 
     It is the agent when this returns: a command that came before it would have started an ordinary one."""
-    words = ["--profiles", str(machine.workspace.profiles), "--state", str(machine.workspace.state)]
-    agent = subprocess.Popen([sys.executable, str(SCRIPTS / "impatient_agent.py"), *words])
-    wait_until(lambda: (found := machine.agent()) is not None and found.pid == agent.pid, 60, "the impatient agent")
+    arguments = ["--profiles", str(machine.workspace.profiles), "--state", str(machine.workspace.state)]
+    agent = subprocess.Popen([sys.executable, str(SCRIPTS / "impatient_agent.py"), *arguments])
+    wait_until(lambda: (running := machine.agent()) is not None and running.pid == agent.pid, 60, "the impatient agent")
     return agent
 
 

@@ -43,7 +43,7 @@ from gputui.store.runs import Run, get_run
 from tests.homes import Home, add_boundary, add_line, add_run, add_source
 
 WANTED = 3
-# Of so many steps one is told, or their lines come at once.
+# One of so many steps has a line, or the lines of so many steps come together.
 EVERY = 7
 BEGIN = 1_700_000_000.0
 PAUSE_SECONDS = 10.0
@@ -73,9 +73,10 @@ class ModelRun:
     """The true lineage of a run.
 
     ``line``: the contents of the lineage, as they were seen; ``unclear``: those that may be cast out, because the lines
-    leave it open whether they are sound; ``growing``: of unknown format, seen once alone at the end; ``named``: those
-    that a person chose from elsewhere; ``seen``: when each was seen first; ``told``: of each attempt when it told which
-    step, and whether the loss was a number; ``lives``: when its attempts lived.
+    leave it open whether they are sound; ``growing``: of unknown format, seen once alone at the end;
+    ``chosen_by_person``: those that a person named; ``first_seen_at``: when the agent saw each first;
+    ``written_lines``: of each attempt the time, the step and whether the loss was finite; ``lives``: when its attempts
+    lived.
     """
 
     record: Run
@@ -89,14 +90,14 @@ class ModelRun:
     excluded: set[Content] = field(default_factory=set)
     unclear: set[Content] = field(default_factory=set)
     growing: set[Content] = field(default_factory=set)
-    named: set[Content] = field(default_factory=set)
+    chosen_by_person: set[Content] = field(default_factory=set)
     failed_starts: dict[Content, int] = field(default_factory=dict)
-    seen: dict[Content, float] = field(default_factory=dict)
+    first_seen_at: dict[Content, float] = field(default_factory=dict)
     scanned_at: float = 0.0
     has_worked: bool = False
     is_alive: bool = False
     lives: list[list[float]] = field(default_factory=list)
-    told: dict[int, list[tuple[float, int, bool]]] = field(default_factory=dict)
+    written_lines: dict[int, list[tuple[float, int, bool]]] = field(default_factory=dict)
     unwritten: list[tuple[int, bool]] = field(default_factory=list)
     counted_from: int = 0
 
@@ -116,11 +117,12 @@ class History:
         self.seed = seed
         self.random = chance = random.Random(seed)
         self.folder = folder / "out"
-        self.workspace, self.connection = home.workspace, home.connection
+        self.workspace = home.workspace
+        self.connection = home.connection
         self.context = AgentContext.of(self.connection, self.workspace, wake=lambda: None, now=lambda: self.now)
         self.now = BEGIN
         self.contents: dict[str, Content] = {}
-        self.told: list[str] = []
+        self.journal: list[str] = []
         self.choices = self.written = 0
         self.training: dict[str, tuple[Iterator[tuple[str | None, int | None] | None], Content | None]] = {}
         self.chosen: dict[str, tuple[str, Content] | None] = {}
@@ -130,9 +132,9 @@ class History:
         self.keeps = chance.choice([0, 0, 2, 3])
         self.known = chance.choice([1.0, 1.0, 0.7])
         has_metrics = chance.random() < 0.8
-        # The script counts its steps from 1 after each start. Names that tell nothing keep it from writing over others.
+        # The script counts its steps anew after each start; names without a step keep it from overwriting files.
         self.counts_anew = self.naming == "odd" and chance.random() < 0.5
-        # What appears between two looks and tells its step neither by its name nor by its time has no order.
+        # Files that appear between two scans have no order if neither name nor time tells their step.
         is_told = self.naming == "step" or (self.naming != "last" and self.clock in ("true", "ahead", "behind"))
         self.looks = chance.choice([0.05, 0.3]) if is_told and self.naming != "slots" else 1.0
         self.runs = [self._run(place, has_metrics) for place in range(chance.choice([1, 1, 2]))]
@@ -153,7 +155,7 @@ class History:
     # --- the world ----------------------------------------------------------------------------------------------------
 
     def tell(self, text: str) -> None:
-        self.told.append(f"{self.now - BEGIN:7.1f}  {text}")
+        self.journal.append(f"{self.now - BEGIN:7.1f}  {text}")
 
     def name(self, step: int) -> str:
         chance = self.random
@@ -172,7 +174,7 @@ class History:
         return self.now + shift.get(self.clock, self.random.uniform(-5000.0, 5000.0))
 
     def write(self, path: Path, content: Content) -> None:
-        """Bring it to the disk as it is; what is cut short looks so. All have one size, and no two the same weights."""
+        """Write a content, cut short where it is not whole. All have one size, and no two the same weights."""
         self.written += 1
         buffer = io.BytesIO()
         with zipfile.ZipFile(buffer, "w") as file:
@@ -215,9 +217,11 @@ class History:
                 self.rename(path, first.name.replace("0", str(slot + 1)))
 
     def somebody_moves(self, run: ModelRun | None = None) -> None:
-        """A person or a script gives one another name or time, or copies it: of the lineage of a run that lives."""
+        """Let a person or a script rename, touch or copy a checkpoint, of a run's lineage where one is given."""
         paths = [
-            Path(path) for path, one in self.contents.items() if run is None or one in run.line or one in run.excluded
+            Path(path)
+            for path, content in self.contents.items()
+            if run is None or content in run.line or content in run.excluded
         ]
         if not paths:
             return
@@ -242,7 +246,7 @@ class History:
 
     def somebody_writes(self) -> None:
         """Another program, or a person, puts something there."""
-        # Where not each step is told, one of the same name might have been written again by the training.
+        # Where not each step has a line, the training itself might have written a file of this name again.
         step = self.random.randrange(200) + (0 if all(run.lines == "each" for run in self.runs) else 1000)
         path = self.folder / self.name(step)
         self.write(path, Content("", 0, step))
@@ -251,53 +255,55 @@ class History:
     # --- what the model expects ---------------------------------------------------------------------------------------
 
     def saw(self, run: ModelRun) -> None:
-        """The agent has looked: what it had not seen is its living attempt's, unless another run lived."""
+        """Note that the agent has looked: new contents are of the living attempt, unless another run lived."""
         others = [life for neighbour in self.runs if neighbour is not run for life in neighbour.lives]
         is_shared = any(end >= run.scanned_at for _, end in others)
         # What the end of an attempt may have cut short stays in doubt.
         of_ended = {content for content in run.growing if not run.is_alive or content.attempt != run.attempts}
         run.growing = of_ended
-        fresh = [content for content in dict.fromkeys(self.contents.values()) if content not in run.seen]
-        for content in sorted(fresh, key=lambda one: (one.attempt, one.step)):
-            run.seen[content] = self.now
+        fresh = [content for content in dict.fromkeys(self.contents.values()) if content not in run.first_seen_at]
+        for content in sorted(fresh, key=lambda content: (content.attempt, content.step)):
+            run.first_seen_at[content] = self.now
             run.growing = of_ended | ({content} if not content.is_known else set())
             if run.is_alive and not is_shared:
                 run.line.append(content)
         run.scanned_at = self.now
 
-    def expected(self, run: ModelRun, taken: list[Content]) -> list[Content]:
+    def expected(self, run: ModelRun, chosen: list[Content]) -> list[Content]:
         """The checkpoints of the run's training that can be gone on from, as they are to be taken. Those that may be
         cast out count if they are taken."""
-        there = set(self.contents.values()) - ((run.unclear | run.growing) - set(taken))
-        found = [
-            content for content in run.line if content in there and content.is_whole and content not in run.excluded
+        present = set(self.contents.values()) - ((run.unclear | run.growing) - set(chosen))
+        candidates = [
+            content for content in run.line if content in present and content.is_whole and content not in run.excluded
         ]
-        found.reverse()
-        least = min((run.failed_starts.get(content, 0) for content in found), default=0)
-        best = [content for content in found if run.failed_starts.get(content, 0) == least]
-        # What cannot be checked comes behind what is whole, the newest of them first.
+        candidates.reverse()
+        least = min((run.failed_starts.get(content, 0) for content in candidates), default=0)
+        best = [content for content in candidates if run.failed_starts.get(content, 0) == least]
+        # Contents of an unknown format come behind those that are whole, each group from the newest on.
         return sorted(best, key=lambda content: not content.is_known)
 
-    def check(self, run: ModelRun, choice: CheckpointChoice, wanted: int) -> None:
+    def check(self, run: ModelRun, choice: CheckpointChoice, count: int) -> None:
         self.choices += 1
-        taken = [self.contents[str(info.path)] for info in choice.usable]
-        expected = self.expected(run, taken)
-        known = [content for content in expected if content.is_known]
-        if len(known) >= wanted:
-            # Enough that are whole: how many others are looked at on the way is of no consequence.
-            expected, taken = known[:wanted], taken[:wanted]
-        poisoned = [content for content in taken if content in run.excluded]
-        if [id(content) for content in taken] != [id(content) for content in expected] or poisoned:
+        chosen = [self.contents[str(info.path)] for info in choice.usable]
+        expected = self.expected(run, chosen)
+        checkable = [content for content in expected if content.is_known]
+        if len(checkable) >= count:
+            # There are enough whole ones; how many others were looked at on the way does not matter.
+            expected = checkable[:count]
+            chosen = chosen[:count]
+        poisoned = [content for content in chosen if content in run.excluded]
+        if [id(content) for content in chosen] != [id(content) for content in expected] or poisoned:
             names = {content: Path(path).name for path, content in self.contents.items()}
-            would, should = [info.path.name for info in choice.usable], [names[content] for content in expected]
+            would = [info.path.name for info in choice.usable]
+            should = [names[content] for content in expected]
             raise LostError(f"seed {self.seed}: {run.run_id} would take {would}, and should take {should}")
 
     # --- attempts -----------------------------------------------------------------------------------------------------
 
     def search(self, run: ModelRun, ended_at: float | None = None) -> CheckpointSearch:
-        found = checkpoint_survey.search_now(self.context, self.record(run), ended_at)
-        assert found is not None
-        return found
+        search = checkpoint_survey.search_now(self.context, self.record(run), ended_at)
+        assert search is not None
+        return search
 
     def record(self, run: ModelRun) -> Run:
         record = get_run(self.connection, run.run_id)
@@ -312,9 +318,9 @@ class History:
     def ready(self, run: ModelRun, path: str | None) -> bool:
         """The look before an attempt; whether its checkpoint is still there."""
         search = self.search(run)
-        seen, choice = start_check(search, path, self.now)
+        survey, choice = start_check(search, path, self.now)
         with transaction(self.connection) as connection:
-            checkpoint_survey.write_ledger(connection, search, seen.rows if choice is None else choice.rows)
+            checkpoint_survey.write_ledger(connection, search, survey.rows if choice is None else choice.rows)
         self.saw(run)
         return choice is None
 
@@ -322,7 +328,8 @@ class History:
         self.now += PAUSE_SECONDS
         run.attempts += 1
         number = run.attempts
-        run.unwritten, run.has_worked = [], False
+        run.unwritten = []
+        run.has_worked = False
         with transaction(self.connection) as connection:
             repository.set_next_attempt(connection, run.run_id, params={}, resume_from=path, not_before=None)
             record = self.record(run)
@@ -330,7 +337,8 @@ class History:
             checkpoint_survey.attempt_begins(connection, record, number, run.folder, self.own_folder(run))
             repository.set_attempt_started(connection, run.run_id, number, self.now)
             add_boundary(connection, number, run.source_id)
-        run.is_alive, run.scanned_at = True, self.now
+        run.is_alive = True
+        run.scanned_at = self.now
         run.lives.append([self.now, float("inf")])
         run.base = base
         if base is None:
@@ -341,13 +349,13 @@ class History:
         if not run.has_metrics:
             return
         step -= run.counted_from
-        told = run.told.setdefault(run.attempts, [])
-        if run.lines != "every" or not told or is_last or step % EVERY == 0:
+        lines = run.written_lines.setdefault(run.attempts, [])
+        if run.lines != "every" or not lines or is_last or step % EVERY == 0:
             run.unwritten.append((step, is_sound))
-        if not run.unwritten or (run.lines == "blocks" and told and not is_last and len(run.unwritten) < EVERY):
+        if not run.unwritten or (run.lines == "blocks" and lines and not is_last and len(run.unwritten) < EVERY):
             return
         for line_step, line_is_sound in run.unwritten:
-            told.append((self.now, line_step, line_is_sound))
+            lines.append((self.now, line_step, line_is_sound))
             data = {"loss": 1.0 if line_is_sound else "NaN"} | ({} if run.lines == "blocks" else {"time": self.now})
             add_line(self.connection, line_step, self.now, data, source=run.source_id, attempt=run.attempts, rank=0)
             self.connection.execute(
@@ -360,21 +368,21 @@ class History:
     def cast_out(self, run: ModelRun) -> int | None:
         """The step from which the lines are bad when an attempt ends: the first bad step; None if
         the last loss was sound."""
-        told = run.told.get(run.attempts, [])
-        if not told or told[-1][2]:
+        written = run.written_lines.get(run.attempts, [])
+        if not written or written[-1][2]:
             return None
-        bad_at, bad = next((at, step) for at, step, is_sound in told if not is_sound)
-        own = [step for _, step, is_sound in told if is_sound and step < bad]
-        if not any(is_sound for lines in run.told.values() for _, _, is_sound in lines):
+        bad_at, bad = next((at, step) for at, step, is_sound in written if not is_sound)
+        sound_steps = [step for _, step, is_sound in written if is_sound and step < bad]
+        if not any(is_sound for lines in run.written_lines.values() for _, _, is_sound in lines):
             # Where no loss was ever sound, the lines do not tell sound contents from others.
             return bad
         for content in run.line:
-            # What a person chose is theirs, and other lineages are left already.
-            if content in run.named or (content.attempt != run.attempts and own):
+            # What a person chose stays, and contents of other lineages are out already.
+            if content in run.chosen_by_person or (content.attempt != run.attempts and sound_steps):
                 continue
-            lines = run.told.get(content.attempt, [])
+            lines = run.written_lines.get(content.attempt, [])
             sound = max((step for _, step, is_sound in lines if is_sound), default=-1)
-            is_followed = any(is_sound and run.seen[content] + 1.0 < at < bad_at for at, _, is_sound in lines)
+            is_followed = any(is_sound and run.first_seen_at[content] + 1.0 < at < bad_at for at, _, is_sound in lines)
             if content.attempt == run.attempts and content.counted >= bad:
                 run.excluded.add(content)
             elif content.counted > sound and lines:
@@ -387,21 +395,25 @@ class History:
 
     def save(self, run: ModelRun, step: int, *, is_poisoned: bool) -> None:
         chance = self.random
-        is_whole, loads = chance.random() > 0.1, not self.is_folders or chance.random() > 0.1
+        is_whole = chance.random() > 0.1
+        loads = not self.is_folders or chance.random() > 0.1
         path = run.folder / self.name(step)
         if self.naming == "slots":
             self.rotate()
         is_known = self.is_folders or not is_whole or chance.random() < self.known
-        is_named, counted = path.name.startswith("step_"), step - run.counted_from
+        is_named = path.name.startswith("step_")
+        counted = step - run.counted_from
         content = Content(run.run_id, run.attempts, step, is_whole, loads, is_known, is_named, counted, is_poisoned)
         self.write(path, content)
-        told = ["" if is_whole else ", cut", "" if loads else ", does not load", "" if is_known else ", unknown"]
-        self.tell(f"{run.run_id} saves {path.name}{''.join(told)}{', poisoned' if is_poisoned else ''}")
-        own = {
-            one: path for path, one in self.contents.items() if (one.run_id, one.attempt) == (run.run_id, run.attempts)
+        remarks = ["" if is_whole else ", cut", "" if loads else ", does not load", "" if is_known else ", unknown"]
+        self.tell(f"{run.run_id} saves {path.name}{''.join(remarks)}{', poisoned' if is_poisoned else ''}")
+        paths = {
+            content: path
+            for path, content in self.contents.items()
+            if (content.run_id, content.attempt) == (run.run_id, run.attempts)
         }
-        for old in sorted(own, key=lambda one: one.step)[: -self.keeps] if self.keeps else ():
-            self.remove(own[old])
+        for old in sorted(paths, key=lambda content: content.step)[: -self.keeps] if self.keeps else ():
+            self.remove(paths[old])
 
     def train(self, run: ModelRun, base: Content | None) -> Iterator[tuple[str | None, int | None] | None]:
         """The script's actions until it ends, step by step; at last the kind of incident and its
@@ -427,7 +439,7 @@ class History:
             self.now += chance.randrange(1, 4)
             self.note_step(run, step, is_sound=step < poison)
             if step % every == 0 and self.naming == "slots" and chance.random() < 0.1:
-                # Killed before the new one is there.
+                # Killed between the rotation and the new save.
                 self.rotate()
                 yield "killed", None
                 return
@@ -456,10 +468,10 @@ class History:
     def scan(self, run: ModelRun) -> None:
         """The agent looks while an attempt lives."""
         search = self.search(run)
-        seen = checkpoint_survey.scan(search, self.now)
+        survey = checkpoint_survey.scan(search, self.now)
         with transaction(self.connection) as connection:
-            checkpoints.note_scan(connection, run.run_id, run.attempts, str(seen.search.real_folder), self.now)
-            checkpoint_survey.write_ledger(connection, search, seen.rows)
+            checkpoints.note_scan(connection, run.run_id, run.attempts, str(survey.search.real_folder), self.now)
+            checkpoint_survey.write_ledger(connection, search, survey.rows)
         self.saw(run)
 
     def end(self, run: ModelRun, base: Content | None, kind: str | None) -> CheckpointChoice:
@@ -474,7 +486,8 @@ class History:
         search = self.search(run, ended_at=self.now)
         rows = surveyed(search, lambda: self.now)
         self.saw(run)
-        run.is_alive, run.lives[-1][1] = False, self.now
+        run.is_alive = False
+        run.lives[-1][1] = self.now
         bad = self.cast_out(run)
         if kind == "nan_loss" and bad is None:
             kind = "killed"
@@ -534,17 +547,17 @@ class History:
         if path is None:
             return None if not choice.usable else str(choice.usable[0].path)
         self.tell(f"a person names {path}")
-        named = self.contents[path]
+        named_content = self.contents[path]
         rows = [row for row in choice.rows if row.path == path and row.gone_at is None]
-        if rows[0].origin != "named" and named in run.line and named not in run.excluded:
-            run.line = run.line[: run.line.index(named) + 1]
+        if rows[0].origin != "named" and named_content in run.line and named_content not in run.excluded:
+            run.line = run.line[: run.line.index(named_content) + 1]
         else:
             run.excluded |= set(self.contents.values()) | set(run.line)
-            run.line = [named]
-            run.named.add(named)
-        run.excluded.discard(named)
-        run.unclear.discard(named)
-        run.failed_starts.pop(named, None)
+            run.line = [named_content]
+            run.chosen_by_person.add(named_content)
+        run.excluded.discard(named_content)
+        run.unclear.discard(named_content)
+        run.failed_starts.pop(named_content, None)
         return path
 
     def play(self) -> None:
@@ -570,7 +583,7 @@ class History:
             self.begin(run, base, path)
             self.training[run.run_id] = (self.train(run, base), base)
         training, base = self.training[run.run_id]
-        ended = next((said for said in itertools.islice(training, steps) if said is not None), None)
+        ended = next((end for end in itertools.islice(training, steps) if end is not None), None)
         if ended is None:
             return
         del self.training[run.run_id]
@@ -582,7 +595,8 @@ class History:
             self.restore(run, backup)
         what = self.random.random()
         if what < 0.15:
-            path = None  # a person restarts it
+            # A person starts it from the beginning.
+            path = None
         elif kind is None or backup is not None or what < 0.35:
             path = self.by_hand(run)
         else:
@@ -621,7 +635,7 @@ def play(rounds: int, seed: int, folder: Path, tell: Callable[[str], None] = lam
         try:
             history.play()
         except Exception as error:
-            error.add_note("\n".join([f"seed {history.seed}", *history.told]))
+            error.add_note("\n".join([f"seed {history.seed}", *history.journal]))
             raise
         choices += history.choices
         shutil.rmtree(place_of_history)

@@ -32,6 +32,15 @@ FORMER_BOOT = "00000000-1111-2222-3333-444444444444"
 _BY_KIND = {drill.kind: drill for drill in DRILLS}
 
 
+# As the standard policy, which waits 60 and 30 s, but with short waits.
+_SHORT_WAITS = "policy: standard, ladders: {gpu_busy: [{wait: 1}], lease_conflict: [{wait: 1}]}"
+# A ladder so long that the lack of progress ends the run first.
+_LONG_LADDER = "policy: standard, ladders: {user_exception: [restart, restart, restart, restart, restart]}"
+_NO_RECORD = {"signal": None, "started_at": 1.0, "stop_requested": False, "error": None}
+REPORTED = ("reported",)
+"""The answer to a kind that ends nothing: one observation or alert, and the run continues."""
+
+
 @dataclass(frozen=True)
 class Provoked:
     """The run that met the trouble; ``at`` is when (unix seconds), None where its script says so in failed-at."""
@@ -72,8 +81,9 @@ def played(
     """The process prints what the failing rank of the drill's recording printed, and ends with this code."""
 
     def provoke(machine: Machine) -> Provoked:
-        drill, folder = _BY_KIND[kind], machine.folder / "recorded"
-        drill.left(folder)
+        drill = _BY_KIND[kind]
+        folder = machine.folder / "recorded"
+        drill.evidence_in(folder)
         texts = {(log.rank, log.stream): log.path.read_text() for log in rank_logs(folder)}
         of_rank = "".join(text for (rank, _), text in texts.items() if rank == drill.rank)
         text = of_rank or "".join(texts.values())
@@ -238,25 +248,14 @@ def lose_interpreter(machine: Machine) -> Provoked:
     return Provoked(run_id, machine.rows("SELECT created_at FROM attempts WHERE number = 2")[0][0])
 
 
-# The ready policy waits 60 and 30 s; what is measured is that it waits, and goes on.
-_SHORT_WAITS = "policy: standard, ladders: {gpu_busy: [{wait: 1}], lease_conflict: [{wait: 1}]}"
-# So that it is the lack of progress that ends it, and not the end of the ladder.
-_LONG_LADDER = "policy: standard, ladders: {user_exception: [restart, restart, restart, restart, restart]}"
-_NO_RECORD = {"signal": None, "started_at": 1.0, "stop_requested": False, "error": None}
-
-
-REPORTED = ("reported",)
-"""The answer to a kind that ends nothing: one observation or alert, and the run continues."""
-
-
 def _live(
     kind: str, how: How, provoke: Callable[[Machine], Provoked], actions: tuple[str, ...] | None = None, **more: bool
 ) -> Live:
     """Adjust a drill to this machine."""
     drill = _BY_KIND[kind]
-    wanted = actions or (drill.actions if drill.verdict == "retry" else ("stop",))
-    resumes = more.get("resumes", wanted not in (("stop",), REPORTED))
-    return Live(kind, how, provoke, wanted, drill.changed, resumes)
+    expected = actions or (drill.actions if drill.verdict == "retry" else ("stop",))
+    resumes = more.get("resumes", expected not in (("stop",), REPORTED))
+    return Live(kind, how, provoke, expected, drill.changed, resumes)
 
 
 def _texts(*kinds: str, **codes: int) -> list[Live]:

@@ -36,20 +36,16 @@ SPEC = RunSpec(
 SAVED = [
     CheckpointInfo(Path(f"/c/step_{step:08d}.pt"), step, True, "matches its SHA-256", 10, step) for step in (40, 30)
 ]
-# Verdicts of gputui's own, which nothing but a history leads to.
+# Kinds that only follow from a run's history, not from one failure.
 OF_HISTORY = {"crash_loop"}
-
-
-def test_every_kind_has_a_drill() -> None:
-    assert {drill.kind for drill in DRILLS} | OF_HISTORY == set(KINDS)
 
 
 def planned(
     drill: Drill, folder: Path, history: tuple[PastDecision, ...] = (), best_before: int | None = None
 ) -> RecoveryPlan:
-    evidence = drill.left(folder)
+    evidence = drill.evidence_in(folder)
     progress = AttemptReach(last_step=evidence.last_step, best_step_before=best_before)
-    # The one that could not be loaded is struck off before anything is decided.
+    # The checkpoint that could not be loaded is struck off before the decision.
     saved = SAVED[1:] if drill.kind == "corrupt_checkpoint" else SAVED
     failed = FailedAttempt(
         run_id="job-1",
@@ -67,7 +63,7 @@ def planned(
 
 def end_of(drill: Drill, folder: Path) -> dict[str, object]:
     """The end of a drill's attempt, as classified."""
-    evidence = drill.left(folder)
+    evidence = drill.evidence_in(folder)
     incident = classify(evidence)
     plan = planned(drill, folder)
     return {
@@ -79,20 +75,24 @@ def end_of(drill: Drill, folder: Path) -> dict[str, object]:
     }
 
 
+def test_every_kind_has_a_drill() -> None:
+    assert {drill.kind for drill in DRILLS} | OF_HISTORY == set(KINDS)
+
+
 def test_every_drill_is_known_for_what_it_is_and_answered(tmp_path: Path) -> None:
     wrong = {}
     for drill in DRILLS:
         resumes = None if drill.resumes is None else f"/c/step_{drill.resumes:08d}.pt"
-        wanted = {
+        expected = {
             "outcomes": ["failed", "stopped"],
             "incident": (drill.kind, drill.rank),
             "is told": True,
             "plan": (drill.verdict, drill.changed, {**PARAMS, **drill.changed}, resumes),
             "actions": drill.actions if drill.verdict == "retry" else (),
         }
-        found = end_of(drill, tmp_path / drill.kind)
-        if found != wanted:
-            wrong[drill.kind] = {key: (found[key], wanted[key]) for key in wanted if found[key] != wanted[key]}
+        end = end_of(drill, tmp_path / drill.kind)
+        if end != expected:
+            wrong[drill.kind] = {key: (end[key], expected[key]) for key in expected if end[key] != expected[key]}
     assert wrong == {}
 
 

@@ -22,8 +22,8 @@ def test_an_injected_out_of_memory_error_costs_what_the_metrics_say(machine: Mac
     (machine.folder / "steps.py").write_text(script)
     run = machine.json("run", profile, "--set", "fail_at=25", "--wait")["id"]
 
-    shown = machine.json("show", run)
-    first, second = shown["attempts"]
+    record = machine.json("show", run)
+    first, second = record["attempts"]
     assert first["incident"]["kind"] == "cuda_oom" and second["state"] == "succeeded"
     times = dict(
         machine.rows(
@@ -38,13 +38,13 @@ def test_an_injected_out_of_memory_error_costs_what_the_metrics_say(machine: Mac
     seconds = times[2020] - times[1019]
     assert first["incident"]["lost_seconds"] == pytest.approx(seconds, abs=0.01)
     assert first["incident"]["lost_gpu_hours"] == 0.0
-    cost = shown["cost_of_failures"]
+    cost = record["cost_of_failures"]
     assert (cost["incidents"], cost["unknown"], cost["lost_steps"]) == (1, 0, 6)
     assert cost["lost_seconds"] == first["incident"]["lost_seconds"]
 
-    words = f"6 steps and {duration(seconds)}"
-    assert f"That cost {words}." in " ".join(machine.gputui("explain", run).split())
-    assert f"1 incident cost {words}" in machine.gputui("show", run)
+    text = f"6 steps and {duration(seconds)}"
+    assert f"That cost {text}." in " ".join(machine.gputui("explain", run).split())
+    assert f"1 incident cost {text}" in machine.gputui("show", run)
 
 
 def test_an_incidents_evidence_is_kept_named_and_removed_with_the_run(machine: Machine) -> None:

@@ -35,9 +35,10 @@ def fill(path: Path) -> None:
 def test_the_agent_outlives_a_full_disk_and_recovers_what_failed_on_it(small: Machine) -> None:
     small.gputui("run", small.profile(), "--set", "steps=150", "--set", "seconds=0.04")
     wait_until(lambda: len(small.steps("steps-1")) > 12, what="some steps")
-    agent, shim = wait_until(small.agent), small.shim("steps-1")
+    agent = wait_until(small.agent)
+    shim = small.shim("steps-1")
     log = small.workspace.agent_log
-    # So that the agent can say what it meets.
+    # Reserve room for the agent's log, so that it can report the full disk.
     subprocess.run(["fallocate", "--keep-size", "--length", "65536", str(log)], check=True)
     fill(small.folder / "ballast")
     for process in small.marked("steps-1"):

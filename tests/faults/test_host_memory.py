@@ -94,28 +94,28 @@ def make_limited_group() -> Path:
     """A control group of its own with LIMIT_BYTES of memory; skips where none can be made."""
     name = f"gputui-test-{uuid4().hex[:8]}"
     for line in Path("/proc/self/cgroup").read_text().splitlines():
-        _, controllers, own = line.split(":", 2)
+        _, controllers, path = line.split(":", 2)
         version = 2 if not controllers else 1
         if version == 1 and "memory" not in controllers.split(","):
             continue
         top = GROUPS if version == 2 else GROUPS / "memory"
-        below = top / own.lstrip("/")
-        # Of version 2, only a group without processes of its own, or the root, may divide its memory.
+        below = top / path.lstrip("/")
+        # In version 2, only the root or a group without processes of its own may limit the memory of its children.
         for parent in (below, *(place for place in below.parents if place.is_relative_to(top))):
-            made = parent / name
+            group = parent / name
             try:
                 if version == 2 and "memory" not in (parent / "cgroup.subtree_control").read_text().split():
                     continue
-                made.mkdir()
-                (made / ("memory.max" if version == 2 else "memory.limit_in_bytes")).write_text(str(LIMIT_BYTES))
+                group.mkdir()
+                (group / ("memory.max" if version == 2 else "memory.limit_in_bytes")).write_text(str(LIMIT_BYTES))
             except OSError:
-                if made.is_dir():
-                    made.rmdir()
+                if group.is_dir():
+                    group.rmdir()
                 continue
-            swap = made / ("memory.swap.max" if version == 2 else "memory.memsw.limit_in_bytes")
+            swap = group / ("memory.swap.max" if version == 2 else "memory.memsw.limit_in_bytes")
             if swap.exists():
                 swap.write_text("0" if version == 2 else str(LIMIT_BYTES))
-            return made
+            return group
     pytest.skip("no control group with a limit of memory can be made here")
 
 

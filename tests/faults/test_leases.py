@@ -35,7 +35,8 @@ def test_two_runs_never_hold_the_same_gpu_and_the_third_waits(simulated: Machine
         simulated.wait_for(name, "running")
     waits = "SELECT state FROM runs WHERE run_id = 'c-1' AND waiting_for LIKE '0 of 1 GPU free%used by%'"
     assert wait_until(lambda: simulated.rows(waits), what="the reason") == [("queued",)]
-    first, second = visible(simulated, "a-1").split(","), visible(simulated, "b-1").split(",")
+    first = visible(simulated, "a-1").split(",")
+    second = visible(simulated, "b-1").split(",")
     assert len({*first, *second}) == 4
     uuids = {gpu["uuid"]: gpu["run_id"] for gpu in simulated.json("gpus")}
     assert {uuids[uuid] for uuid in first} == {"a-1"}
@@ -65,7 +66,8 @@ def test_a_recovering_run_keeps_its_gpus(simulated: Machine) -> None:
 
 def test_two_runs_share_a_gpu_by_their_parts_of_it(simulated: Machine) -> None:
     simulated.workspace.scenario.write_text("gpus: 1\nmemory: 80GiB\n")
-    profile, long = simulated.profile(), ("--set", "steps=100000")
+    profile = simulated.profile()
+    long = ("--set", "steps=100000")
     simulated.gputui("run", profile, "--gpus", "0.5", "--name", "a", *long)
     simulated.gputui("run", profile, "--gpus", "0.5", "--name", "b", *long)
     for name in ("a-1", "b-1"):
@@ -79,7 +81,7 @@ def test_two_runs_share_a_gpu_by_their_parts_of_it(simulated: Machine) -> None:
     assert {line.split()[0]: line.split()[3] for line in simulated.gputui("ps").splitlines()[2:]} == {
         "a-1": "0.5", "b-1": "0.5",
     }  # fmt: skip
-    # Another agent finds both, and who joins one that stays.
+    # The next agent finds both runs, and lets a third join the one that goes on.
     simulated.kill_agent()
     simulated.gputui("stop", "a-1", "--now")
     simulated.wait_for("c-1", "succeeded")

@@ -24,14 +24,6 @@ SECONDS = 60.0
 MANY = pytest.param(10_000, marks=[pytest.mark.long, pytest.mark.timeout(3600)])
 
 
-@pytest.mark.parametrize("histories", [60, MANY])
-def test_random_histories_never_take_a_checkpoint_of_another_course(histories: int, seed: int, tmp_path: Path) -> None:
-    assert lineages.play(histories, seed, tmp_path) > histories
-
-
-# --- end to end -------------------------------------------------------------------------------------------------------
-
-
 def trains(machine: Machine, *, directory: str = "{run_dir}/checkpoints", recovery: str = "policy: standard") -> str:
     """The profile of a job that does as plan.json says: see scripts/trains.py."""
     shutil.copy(SCRIPTS / "trains.py", machine.folder)
@@ -57,14 +49,22 @@ def plan(machine: Machine, run_id: str, *attempts: dict[str, Any]) -> None:
 
 
 def attempts_of(machine: Machine, run_id: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = machine.json("show", run_id)["attempts"]
-    return found
+    attempts: list[dict[str, Any]] = machine.json("show", run_id)["attempts"]
+    return attempts
 
 
 def trained(machine: Machine, run_id: str) -> list[int]:
     """The attempts from which the weights come that the run ended with, as its last checkpoint holds them."""
     result: list[int] = json.loads((machine.workspace.run_dir(run_id) / "result.json").read_text())
     return result
+
+
+@pytest.mark.parametrize("histories", [60, MANY])
+def test_random_histories_never_take_a_checkpoint_of_another_course(histories: int, seed: int, tmp_path: Path) -> None:
+    assert lineages.play(histories, seed, tmp_path) > histories
+
+
+# --- end to end -------------------------------------------------------------------------------------------------------
 
 
 def test_a_run_that_is_restarted_does_not_go_on_from_what_it_had(machine: Machine) -> None:

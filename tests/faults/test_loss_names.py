@@ -47,23 +47,23 @@ EVENTS = '{source: tensorboard, path: "{run_dir}/tb"}'
 
 def start(machine: Machine, name: str, spelling: str, source: str = "jsonl", metrics: str = FILE) -> str:
     (machine.folder / "bad.py").write_text(SCRIPT)
-    words = {"NAME": name, "SPELLING": spelling, "SOURCE": source, "METRICS": metrics}
+    replacements = {"NAME": name, "SPELLING": spelling, "SOURCE": source, "METRICS": metrics}
     text = PROFILE
-    for word, value in words.items():
+    for word, value in replacements.items():
         text = text.replace(word, value)
     machine.gputui("run", machine.profile(name, text))
     return f"{name}-1"
 
 
 def test_a_nan_loss_is_noticed_under_its_usual_names_and_its_given_one(machine: Machine) -> None:
-    named = '{source: jsonl, path: "{run_dir}/metrics.jsonl", loss: critic/q}'
+    metrics = '{source: jsonl, path: "{run_dir}/metrics.jsonl", loss: critic/q}'
     runs = {
         start(machine, "slash", "train/loss"): "train/loss",
         start(machine, "line", "train_loss"): "train_loss",
         start(machine, "board", "Loss/train", "tensorboard", EVENTS): "Loss/train",
-        start(machine, "given", "critic/q", metrics=named): "critic/q",
+        start(machine, "given", "critic/q", metrics=metrics): "critic/q",
     }
-    other = start(machine, "other", "critic/v")
+    second_run = start(machine, "other", "critic/v")
     for run_id, name in runs.items():
         assert machine.wait_for(run_id, "succeeded", "failed") == "succeeded"
         first, second = machine.json("show", run_id)["attempts"]
@@ -74,12 +74,12 @@ def test_a_nan_loss_is_noticed_under_its_usual_names_and_its_given_one(machine: 
         run_id: (name, rows[run_id][1]) for run_id, name in runs.items()
     }
     assert all(0 < rows[run_id][1] < 0.1 for run_id in runs)
-    # No name of a loss: told once, until a person names it, which is heard by the watch of the living attempt.
-    assert rows[other] == (None, None)
-    told = machine.rows("SELECT message FROM events WHERE run_id = ? AND kind = 'loss_unknown'", other)
-    assert len(told) == 1 and "critic/v, accuracy" in told[0][0]
-    machine.gputui("metrics", other, "--loss", "critic/v")
-    assert machine.wait_for(other, "succeeded", "failed") == "succeeded"
-    (first, _) = machine.json("show", other)["attempts"]
+    # A metric whose name is no loss: reported once. When a person names it, the watch of the living attempt uses it.
+    assert rows[second_run] == (None, None)
+    events = machine.rows("SELECT message FROM events WHERE run_id = ? AND kind = 'loss_unknown'", second_run)
+    assert len(events) == 1 and "critic/v, accuracy" in events[0][0]
+    machine.gputui("metrics", second_run, "--loss", "critic/v")
+    assert machine.wait_for(second_run, "succeeded", "failed") == "succeeded"
+    (first, _) = machine.json("show", second_run)["attempts"]
     assert first["incident"]["kind"] == "nan_loss"
-    wait_until(lambda: machine.json("show", other)["loss_name"] == "critic/v", what="its loss")
+    wait_until(lambda: machine.json("show", second_run)["loss_name"] == "critic/v", what="its loss")

@@ -14,7 +14,7 @@ from gputui.runs.identity import is_alive
 from tests.conftest import wait_until
 from tests.machines import Machine
 
-# Saves at steps 10 and 20, and says that it was wrong from step 15 on.
+# Saves at steps 10 and 20, then fails and says that its loss was NaN at step 15: the checkpoint of step 20 is bad.
 POISONED = """
 import json, os, pathlib, sys, time, zipfile
 if "--resume" in sys.argv:
@@ -38,7 +38,7 @@ def lose_database(machine: Machine) -> None:
         path.unlink()
 
 
-def ended(machine: Machine) -> list[object]:
+def finished_runs(machine: Machine) -> list[object]:
     """The rows of the runs that are over."""
     fields = ("id", "step", "total_steps", "loss", "started_at")
     runs = [[run[field] for field in fields] for run in machine.json("ps") if run["ended_at"] is not None]
@@ -58,6 +58,17 @@ def reasons_of_ends(machine: Machine) -> list[object]:
     ]
 
 
+def cut_launch(machine: Machine) -> None:
+    """Leave the run as an agent does that is killed between the attempt's row and its shim."""
+    shim = machine.shim("steps-1")
+    machine.kill_agent()
+    os.kill(shim.pid, 9)
+    for process in machine.marked("steps-1"):
+        os.kill(process.pid, 9)
+    with closing(sqlite3.connect(machine.workspace.database)) as connection, connection:
+        connection.execute("UPDATE attempts SET shim_pid = NULL")
+
+
 def test_a_lost_database_keeps_what_lives_and_starts_nothing_that_was_over(machine: Machine) -> None:
     """Two runs that are over had the same GPU; a third one is alive on it; a fourth failed for good."""
     machine.workspace.scenario.write_text("gpus: 1\nmemory: 80GiB\n")
@@ -75,7 +86,8 @@ def test_a_lost_database_keeps_what_lives_and_starts_nothing_that_was_over(machi
     machine.gputui("run", profile, "--gpus", "1", "--name", "alive", "--set", "steps=100000")
     wait_until(lambda: machine.steps("alive-1"), what="a step")
     shim = machine.shim("alive-1")
-    before, reasons = ended(machine), reasons_of_ends(machine)
+    before = finished_runs(machine)
+    reasons = reasons_of_ends(machine)
     lose_database(machine)
     machine.gputui("agent", "start")
     assert is_alive(shim)
@@ -89,7 +101,7 @@ def test_a_lost_database_keeps_what_lives_and_starts_nothing_that_was_over(machi
     }
     assert machine.rows("SELECT run_id FROM leases") == [("alive-1",)]
     assert reasons_of_ends(machine) == reasons
-    wait_until(lambda: ended(machine) == before, what="the metrics of ended runs")
+    wait_until(lambda: finished_runs(machine) == before, what="the metrics of ended runs")
     machine.gputui("stop", "alive-1", "--now")
     machine.wait_for("alive-1", "stopped")
     assert not is_alive(shim)
@@ -123,17 +135,6 @@ def test_a_lost_database_makes_no_poisoned_checkpoint_good(machine: Machine) -> 
     ((base,),) = machine.rows("SELECT resumed_from FROM attempts WHERE number = 2")
     assert Path(base).name == "step_10.pt"
     machine.gputui("explain", "nan-1")
-
-
-def cut_launch(machine: Machine) -> None:
-    """Leave the run as an agent does that is killed between the attempt's row and its shim."""
-    shim = machine.shim("steps-1")
-    machine.kill_agent()
-    os.kill(shim.pid, 9)
-    for process in machine.marked("steps-1"):
-        os.kill(process.pid, 9)
-    with closing(sqlite3.connect(machine.workspace.database)) as connection, connection:
-        connection.execute("UPDATE attempts SET shim_pid = NULL")
 
 
 def test_a_run_whose_folder_is_gone_fails_and_stops_nobody(machine: Machine) -> None:

@@ -16,10 +16,10 @@ def test_a_script_that_ignores_its_checkpoint_is_told_to_have_begun_anew_and_the
     script = STEPS_SCRIPT.replace("begin = int(", "begin = 0 and int(")
     (machine.folder / "steps.py").write_text(script)
     machine.gputui("run", profile, "--set", "fail_at=25", "--wait")
-    shown = machine.json("show", "steps-1")
-    first, second = shown["attempts"]
+    record = machine.json("show", "steps-1")
+    first, second = record["attempts"]
     assert second["resumed_from"].endswith("step_000020.pt") and second["went_on"] == "beginning"
-    assert first["incident"]["lost_steps"] == shown["cost_of_failures"]["lost_steps"] == 26
+    assert first["incident"]["lost_steps"] == record["cost_of_failures"]["lost_steps"] == 26
     story = " ".join(machine.gputui("explain", "steps-1").split())
     assert mentions(story, "beginning (step 0)", "step_000020.pt")
     assert "started from the beginning" in machine.gputui("show", "steps-1")

@@ -28,7 +28,7 @@ Leave = Callable[..., "subprocess.Popen[str]"]
 @pytest.fixture
 def leave(machine: Machine) -> Iterator[Leave]:
     """Leave a process behind that carries a run's mark."""
-    left: list[subprocess.Popen[str]] = []
+    processes: list[subprocess.Popen[str]] = []
 
     def start(
         run_id: str, script: str = SLEEP, *, runs: str | None = None, attempt: str = "1"
@@ -43,20 +43,33 @@ def leave(machine: Machine) -> Iterator[Leave]:
         )
         assert process.stdout is not None
         assert process.stdout.readline() == "up\n"
-        left.append(process)
+        processes.append(process)
         return process
 
     yield start
-    for process in left:
+    for process in processes:
         process.kill()
         process.communicate()
+
+
+def look(watch: OrphanWatch, now: float) -> None:
+    """A turn, and the one in which what its job has found is taken."""
+    watch.poll(now)
+    wait_until(lambda: not watch.context.jobs.is_busy, 60, "the scan")
+    watch.poll(now)
+
+
+def process(run_id: str, attempt: int | None) -> MarkedProcess:
+    return MarkedProcess(ProcessIdentity(2_000_000, 1, "boot"), run_id, attempt, "python")
 
 
 def test_orphans_are_listed_and_ended_and_nothing_else_is(machine: Machine, leave: Leave) -> None:
     machine.gputui("run", machine.profile(), "--set", "steps=3", "--wait")
     machine.gputui("run", machine.profile(), "--name", "alive", "--set", "steps=100000")
     machine.wait_for("alive-1", "running")
-    orphan, deaf, removed = leave("steps-1"), leave("steps-1", DEAF), leave("gone-7")
+    orphan = leave("steps-1")
+    deaf = leave("steps-1", DEAF)
+    removed = leave("gone-7")
     elsewhere = leave("steps-1", runs=str(machine.folder / "another/state/runs"))
     listed = machine.json("agent", "orphans")
     assert sorted((entry["pid"], entry["run_id"], entry["killed"]) for entry in listed) == sorted(
@@ -68,10 +81,10 @@ def test_orphans_are_listed_and_ended_and_nothing_else_is(machine: Machine, leav
     killed = json.loads(machine.gputui("agent", "orphans", "--kill", "--json"))
     assert {entry["killed"] for entry in killed} == {True}
     assert (orphan.wait(60), deaf.wait(60), removed.wait(60)) == (-15, -9, -15)
-    told = machine.rows("SELECT run_id, attempt, key, message FROM events WHERE kind = 'orphan_killed'")
-    assert {(row[0], row[1]) for row in told} == {("steps-1", 1), (None, None)}
-    assert {row[2] for row in told} == {str(orphan.pid), str(deaf.pid), str(removed.pid)}
-    assert any("of gone-7 (" in row[3] for row in told) and all("time.sleep(600)" in row[3] for row in told)
+    events = machine.rows("SELECT run_id, attempt, key, message FROM events WHERE kind = 'orphan_killed'")
+    assert {(row[0], row[1]) for row in events} == {("steps-1", 1), (None, None)}
+    assert {row[2] for row in events} == {str(orphan.pid), str(deaf.pid), str(removed.pid)}
+    assert any("of gone-7 (" in row[3] for row in events) and all("time.sleep(600)" in row[3] for row in events)
     assert elsewhere.poll() is None
     assert machine.state("alive-1") == "running" and machine.marked("alive-1")
     assert "no orphans" in machine.gputui("agent", "orphans", "--kill")
@@ -97,17 +110,6 @@ def test_the_agent_tells_each_orphan_once(machine: Machine, leave: Leave) -> Non
             assert told() == [("warning", str(orphan.pid))]
 
 
-def look(watch: OrphanWatch, now: float) -> None:
-    """A turn, and the one in which what its job has found is taken."""
-    watch.poll(now)
-    wait_until(lambda: not watch.context.jobs.is_busy, 60, "the scan")
-    watch.poll(now)
-
-
-def process(run_id: str, attempt: int | None) -> MarkedProcess:
-    return MarkedProcess(ProcessIdentity(2_000_000, 1, "boot"), run_id, attempt, "python")
-
-
 def test_what_is_an_orphan() -> None:
     table = [
         (RunState.RUNNING, 2, 2, False),
@@ -123,15 +125,16 @@ def test_what_is_an_orphan() -> None:
         (RunState.FAILED, 2, None, True),
         (RunState.STOPPED, 2, 3, False),  # resumed after the database was read
     ]
-    found = [
+    verdicts = [
         (state, newest, attempt, bool(orphans([process("a-1", attempt)], {"a-1": RunStatus(state, newest)})))
         for state, newest, attempt, _ in table
     ]
-    assert found == table
+    assert verdicts == table
 
 
 def test_own_ancestors_are_left_out() -> None:
-    own, parent = identify(os.getpid()), identify(os.getppid())
-    assert own is not None and parent is not None
-    listed = [MarkedProcess(identity, "a-1", 1, "") for identity in (own, parent)]
+    test_process = identify(os.getpid())
+    parent = identify(os.getppid())
+    assert test_process is not None and parent is not None
+    listed = [MarkedProcess(identity, "a-1", 1, "") for identity in (test_process, parent)]
     assert without_ancestors([*listed, process("a-1", 1)], os.getpid()) == [process("a-1", 1)]

@@ -13,14 +13,14 @@ OF_THE_RUN = ("metrics.jsonl", "enough", "checkpoints")
 
 def too_open(top: Path) -> list[str]:
     """Paths below that others could enter or read."""
-    found = []
+    problems = []
     for folder, folders, files in os.walk(top):
         for name in [*folders, *files]:
             path = Path(folder) / name
             mode = path.lstat().st_mode & 0o777
             if mode & 0o077 and not path.is_symlink():
-                found.append(f"{mode:04o} {path.relative_to(top)}")
-    return found
+                problems.append(f"{mode:04o} {path.relative_to(top)}")
+    return problems
 
 
 def test_a_home_that_was_used_is_closed_to_others(machine: Machine) -> None:

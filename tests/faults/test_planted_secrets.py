@@ -25,14 +25,14 @@ from tests.conftest import wait_until
 from tests.faults.jobs import SCRIPTS
 from tests.machines import Machine
 
-# By the name of a variable that the agent inherits and hands on.
+# Recognised by the name of an environment variable that the agent inherits and passes on.
 INHERITED = {
     "WANDB_API_KEY": "0123456789abcdef0123456789abcdef01234567",
     "OPENAI_API_KEY": "sk-proj-Ab3dEfGh1JkLmN0pQrStUvWx",
     "GITHUB_PAT": "inherited-plain-pat-1",
     "AZURE_CONNECTION_STRING": "AccountName-x.AccountKey-inherited2",
 }
-# By name, in the profile's environment.
+# Recognised by the name of a variable in the profile's environment.
 ENVIRONMENT = {
     "HF_TOKEN": "hf_" + "aB3dE5gH7jK9mN1pQ3sTuV",
     "SERVICE_TOKEN": "plain-service-token-3",
@@ -41,15 +41,16 @@ ENVIRONMENT = {
     "PGPASS": "environment-pass-5",
 }
 PARAMETERS = {"api_key": "parameter-key-6", "token": "parameter-token-7", "hub_token": "parameter-hub-token-8"}
-# Behind an option's name, after = and as a word of its own, in addresses, and behind harmless names.
+# Recognised by an option's name, after = or as the next argument.
 OPTIONS = {"--api-key=": "option-key-9", "--token ": "option-token-10", "--password ": "option-password-11"}
+# Recognised as passwords in URLs, under harmless names.
 IN_ADDRESSES = {
     "ENDPOINT": "address-password-12",
     "option": "address-password-13",
     "parameter": "address-password-14",
     "sink": "address-password-20",
 }
-# By their look alone: nobody named them.
+# Recognised by their form alone.
 BY_LOOK = (
     "ghp_" + "a1B2" * 9,
     "AKIA" + "ABCD1234EFGH5678",
@@ -58,7 +59,7 @@ BY_LOOK = (
     "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0NTY3ODkwIn0.c2lnbmF0dXJlLXNpZ24",
     "nvapi-" + "Ab1_" * 8,
 )
-# By what stands before them where they are printed.
+# Recognised by the text before them, where they are printed.
 NAMED_IN_TEXT = {
     "password=": "printed-password-15",
     '"client_secret": "': "printed-json-secret-16",
@@ -70,6 +71,10 @@ SECRETS = (
     *INHERITED.values(), *ENVIRONMENT.values(), *PARAMETERS.values(), *OPTIONS.values(),
     *IN_ADDRESSES.values(), *BY_LOOK, *NAMED_IN_TEXT.values(), HOOK_PATH,
 )  # fmt: skip
+
+# The script or the person chose the modes of these files; the folders around them are closed to others.
+BY_SCRIPT = ("metrics.jsonl", "error.json", "alerts.yaml", "notify.yaml")
+
 
 PROFILE = """
 name: blabs
@@ -94,11 +99,11 @@ recovery:
 @pytest.fixture
 def webhook() -> Iterator[tuple[str, list[str]]]:
     """The address of a server, and what it was sent."""
-    told: list[str] = []
+    requests: list[str] = []
 
     class Answering(http.server.BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            told.append(self.rfile.read(int(self.headers["Content-Length"])).decode())
+            requests.append(self.rfile.read(int(self.headers["Content-Length"])).decode())
             self.send_response(200)
             self.end_headers()
 
@@ -107,7 +112,7 @@ def webhook() -> Iterator[tuple[str, list[str]]]:
 
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answering)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"json://127.0.0.1:{server.server_port}/{HOOK_PATH}", told
+    yield f"json://127.0.0.1:{server.server_port}/{HOOK_PATH}", requests
     server.shutdown()
     server.server_close()
 
@@ -116,9 +121,9 @@ def plant(machine: Machine, hook: str) -> str:
     """Write everything that holds a secret but the environment; the profile's path."""
     folder = machine.folder
     shutil.copy(SCRIPTS / "blabs.py", folder)
-    named = [f"{before}{secret}" + ("@host/x" if "://" in before else "") for before, secret in NAMED_IN_TEXT.items()]
+    in_text = [f"{before}{secret}" + ("@host/x" if "://" in before else "") for before, secret in NAMED_IN_TEXT.items()]
     by_value = [*INHERITED.values(), *ENVIRONMENT.values(), *PARAMETERS.values(), *OPTIONS.values()]
-    lines = [*by_value, *IN_ADDRESSES.values(), *BY_LOOK, *named]
+    lines = [*by_value, *IN_ADDRESSES.values(), *BY_LOOK, *in_text]
     (folder / "planted.txt").write_text("\n".join(lines) + "\n")
     (folder / "tell.py").write_text(
         "import pathlib, sys\nout = pathlib.Path(__file__).with_name('told.txt')\n"
@@ -144,16 +149,12 @@ def plant(machine: Machine, hook: str) -> str:
     return machine.profile("blabs", text)
 
 
-# Their modes are the script's and the person's own; the folders around them are closed to others.
-BY_SCRIPT = ("metrics.jsonl", "error.json", "alerts.yaml", "notify.yaml")
-
-
-def leaks_in(found: Mapping[str, bytes]) -> list[str]:
+def leaks_in(outputs: Mapping[str, bytes]) -> list[str]:
     """The places with a secret, its beginning or its end."""
     pieces = {piece for secret in SECRETS for piece in (secret[:12], secret[-12:])}
     return [
         f"{name}: {piece} in …{data[max(0, at - 60) : at + 60]!r}"
-        for name, data in found.items()
+        for name, data in outputs.items()
         for piece in pieces
         if (at := data.find(piece.encode())) >= 0
     ]
@@ -175,15 +176,15 @@ def test_planted_secrets_come_out_nowhere(
     for name, value in INHERITED.items():
         monkeypatch.setenv(name, value)
     machine.workspace.scenario.write_text("gpus: 1\nseed: 3\n")
-    hook, told = webhook
+    hook, requests = webhook
     profile = plant(machine, hook)
     recorder = machine.start("--record", "--prometheus", "127.0.0.1:0")
     assert recorder.stderr is not None
     endpoint = recorder.stderr.readline().split()[-1]
-    found: dict[str, bytes] = {}
+    outputs: dict[str, bytes] = {}
 
     def say(*arguments: str, code: int | None = 0) -> None:
-        found[" ".join(arguments)] = machine.gputui(*arguments, code=code).encode()
+        outputs[" ".join(arguments)] = machine.gputui(*arguments, code=code).encode()
 
     say("check", profile, code=None)
     say("run", profile)
@@ -192,7 +193,7 @@ def test_planted_secrets_come_out_nowhere(
     wait_until(lambda: machine.rows("SELECT 1 FROM alerts WHERE rule = 'gradient_norm'"), what="the alert")
     say("--once", "--json")
     with urllib.request.urlopen(endpoint, timeout=10) as answer:
-        found["prometheus"] = answer.read()
+        outputs["prometheus"] = answer.read()
     (run_dir / "go").touch()
     machine.wait_for("blabs-1", "failed")
     wait_until(lambda: not machine.rows("SELECT 1 FROM notices WHERE sent_at IS NULL"), what="the messages")
@@ -200,32 +201,33 @@ def test_planted_secrets_come_out_nowhere(
         lambda: machine.rows("SELECT 1 FROM events WHERE kind = 'sink_failed' AND key = 'mlflow'"), what="its refusal"
     )
     wait_until(lambda: b"gputui.end" in (run_dir / "sinks/metrics.jsonl").read_bytes(), what="the sinks")
-    for words in ("show blabs-1 --json", "explain blabs-1"):
-        say(*words.split(), code=None)
+    for command in ("show blabs-1 --json", "explain blabs-1"):
+        say(*command.split(), code=None)
     out = machine.folder / "out"
     out.mkdir()
     say("export", "blabs-1", "--to", "jsonl", "--out", str(out / "all.jsonl"))
     say("report", "blabs-1", "--out", str(out / "report"))
     write_bundle(machine.folder / "b.tar.gz", machine.workspace, [], os.environ, time.time())
-    found |= members(machine.folder / "b.tar.gz")
+    outputs |= members(machine.folder / "b.tar.gz")
     recorder.send_signal(signal.SIGTERM)
     output, errors = recorder.communicate(timeout=30)
-    found |= {"recorder": (output + errors).encode(), "webhook": "\n".join(told).encode()}
-    found["command"] = (machine.folder / "told.txt").read_bytes()
+    outputs |= {"recorder": (output + errors).encode(), "webhook": "\n".join(requests).encode()}
+    outputs["command"] = (machine.folder / "told.txt").read_bytes()
 
     home = [path for path in (machine.folder / "home").rglob("*") if path.is_file()]
     for path in [*home, *(path for path in out.rglob("*") if path.is_file())]:
         if path.suffix == ".tmp" and not path.exists():
-            continue  # a sink's state, renamed to its name since
+            # A temporary file of a sink's state, which has got its final name meanwhile.
+            continue
         if path.name in (*BY_SCRIPT, "spec.json", "attempt.json", "output.log"):
             assert path.stat().st_mode & 0o077 == 0 or path.name in BY_SCRIPT, path
         else:
-            found[str(path.relative_to(machine.folder))] = path.read_bytes()
-    # It is all there and looked at, and the script did get its secrets.
-    assert any(name.endswith("gputui.db") for name in found)
-    assert any("sinks/tensorboard/events" in name for name in found)
-    assert any("incidents/1/logs" in name for name in found) and told and found["command"]
-    assert b"[redacted]" in found["explain blabs-1"] and b"[redacted]" in found["webhook"]
-    assert not leaks_in(found)
+            outputs[str(path.relative_to(machine.folder))] = path.read_bytes()
+    # Every kind of output was searched, and the script did get its secrets.
+    assert any(name.endswith("gputui.db") for name in outputs)
+    assert any("sinks/tensorboard/events" in name for name in outputs)
+    assert any("incidents/1/logs" in name for name in outputs) and requests and outputs["command"]
+    assert b"[redacted]" in outputs["explain blabs-1"] and b"[redacted]" in outputs["webhook"]
+    assert not leaks_in(outputs)
     argv = json.loads((run_dir / "attempts/2/attempt.json").read_text())["argv"]
     assert PARAMETERS["api_key"] in argv and OPTIONS["--token "] in argv

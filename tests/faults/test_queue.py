@@ -27,7 +27,7 @@ def order(machine: Machine) -> list[str]:
     return [entry["id"] for entry in machine.json("queue")["runs"]]
 
 
-def started(machine: Machine) -> list[str]:
+def started_runs(machine: Machine) -> list[str]:
     return [row[0] for row in machine.rows("SELECT run_id FROM attempts ORDER BY created_at")]
 
 
@@ -50,7 +50,7 @@ def test_order_priorities_and_moves(busy: Machine) -> None:
     busy.gputui("stop", "long-1", "--now")
     for run_id in expected:
         busy.wait_for(run_id, "succeeded")
-    assert started(busy) == ["long-1", *expected]
+    assert started_runs(busy) == ["long-1", *expected]
     assert busy.gputui("queue").strip() == "the queue is empty"
 
 
@@ -68,7 +68,7 @@ def test_a_paused_queue_lets_running_runs_go_on_and_starts_nothing(busy: Machine
         ),
         what="the reason",
     )
-    assert started(busy) == ["long-1"]
+    assert started_runs(busy) == ["long-1"]
     assert busy.json("queue")["paused"] is True
     assert "the queue was paused by" in busy.gputui("ps")
     busy.gputui("queue", "resume")

@@ -11,23 +11,16 @@ import time
 import pytest
 
 from tests.conftest import wait_until
+from tests.faults.jobs import steps_by_attempt
 from tests.machines import Machine
 
 STEPS = 60
 
 
-def run_steps(machine: Machine, run_id: str) -> dict[int, list[int]]:
-    """attempt → the optimizer steps stored for it, in the order of the file."""
-    found: dict[int, list[int]] = {}
-    for attempt, step in machine.steps(run_id):
-        found.setdefault(attempt, []).append(step)
-    return found
-
-
 def assert_complete(machine: Machine, run_id: str, last: int) -> None:
-    by_attempt = run_steps(machine, run_id)
-    for attempt, seen in by_attempt.items():
-        assert seen == list(range(seen[0], seen[0] + len(seen))), f"attempt {attempt}: {seen}"
+    by_attempt = steps_by_attempt(machine, run_id)
+    for attempt, steps in by_attempt.items():
+        assert steps == list(range(steps[0], steps[0] + len(steps))), f"attempt {attempt}: {steps}"
     assert by_attempt[max(by_attempt)][-1] == last
     written = (machine.workspace.run_dir(run_id) / "metrics.jsonl").read_bytes().count(b"\n")
     ((stored, rejected),) = machine.rows(
@@ -46,9 +39,9 @@ def assert_complete(machine: Machine, run_id: str, last: int) -> None:
 @pytest.mark.timeout(400)
 def test_an_out_of_memory_error_is_recovered_with_a_smaller_batch(machine: Machine) -> None:
     machine.gputui("run", "digits-ddp", "--set", "inject=oom@step=40", "--set", "steps=150", "--wait", timeout=300)
-    shown = machine.json("show", "digits-ddp-1")
-    first, second = shown["attempts"]
-    assert shown["state"] == "succeeded"
+    record = machine.json("show", "digits-ddp-1")
+    first, second = record["attempts"]
+    assert record["state"] == "succeeded"
     assert first["incident"]["kind"] == "cuda_oom"
     assert (first["params"]["batch_size"], first["params"]["grad_accum"]) == (16, 3)
     assert (second["params"]["batch_size"], second["params"]["grad_accum"]) == (12, 4)
@@ -59,7 +52,7 @@ def test_an_out_of_memory_error_is_recovered_with_a_smaller_batch(machine: Machi
     assert "ran out of GPU memory" in story
     assert "batch_size 16 → 12" in story and "grad_accum 3 → 4" in story and "step_00000030.pt" in story
     assert_complete(machine, "digits-ddp-1", 150)
-    assert {attempt: (steps[0], steps[-1]) for attempt, steps in run_steps(machine, "digits-ddp-1").items()} == {
+    assert {attempt: (steps[0], steps[-1]) for attempt, steps in steps_by_attempt(machine, "digits-ddp-1").items()} == {
         1: (1, 39),
         2: (31, 150),
     }
@@ -72,12 +65,13 @@ def test_ranks_and_agents_killed_at_random_lose_nothing(machine: Machine) -> Non
     the agent is killed at random moments and another one is started."""
     chance = random.Random(20261121)
     machine.gputui("agent", "start")
-    # Slow enough that no new agent finds the victim at its end.
+    # Slow enough that the run still trains when each new agent starts.
     runs = {"killed": "slow@step=1,rank=0,seconds=0.15,times=always", "spared": "none"}
     for name, inject in runs.items():
         changes = [f"steps={STEPS}", "checkpoint_every=5", "lr=0.01", f"inject={inject}"]
         machine.gputui("run", "digits-ddp", "--name", name, *(word for change in changes for word in ("--set", change)))
-    killed_agents, rank_killed = 0, False
+    killed_agents = 0
+    rank_killed = False
     rank_dies_after = chance.randint(8, 30)
     agent_dies_at = time.monotonic() + chance.uniform(0.0, 6.0)
     deadline = time.monotonic() + 300

@@ -8,7 +8,7 @@ import pytest
 from tests.faults.jobs import meets
 from tests.machines import Machine
 
-# kind → what its evidence says, and the data loader workers of the next attempt.
+# Kind of incident → a text in its evidence, and the number of data loader workers of the next attempt.
 RECOVERED = {
     "user_exception": ("KeyError: 'tokens'", 4),
     "nonzero_exit": ("ended with code 7", 4),

@@ -16,7 +16,7 @@ from tests.conftest import wait_until
 from tests.faults.live import reboot
 from tests.machines import Machine
 
-# Any signal that it can notice is written down.
+# The script records every signal that it gets.
 BYSTANDER = (
     "import signal, sys, time\n"
     "for number in set(signal.valid_signals()) - {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}:\n"

@@ -44,10 +44,11 @@ def test_a_long_run_is_removed_beside_one_that_trains(small: Machine) -> None:
         os.posix_fallocate(file.fileno(), 0, free_bytes(small.folder) - (12 << 20))
     asked_at = time.monotonic()
     small.gputui("rm", "steps-1")
-    # Not how long deleting takes: that is many times as long.
+    # The command does not wait for the deletion, which takes many times as long.
     assert time.monotonic() - asked_at < 15
     assert small.rows("SELECT run_id FROM runs") == [("steps-2",)]
-    least, seen = free_bytes(small.folder), len(small.steps("steps-2"))
+    least = free_bytes(small.folder)
+    step_count = len(small.steps("steps-2"))
 
     def is_gone() -> bool:
         nonlocal least
@@ -56,7 +57,7 @@ def test_a_long_run_is_removed_beside_one_that_trains(small: Machine) -> None:
 
     wait_until(is_gone, timeout_seconds=180, what="the end of the lines")
     assert least > 1 << 20
-    wait_until(lambda: len(small.steps("steps-2")) > seen, what="more steps")
+    wait_until(lambda: len(small.steps("steps-2")) > step_count, what="more steps")
     assert small.state("steps-2") == "running"
     assert not (small.workspace.run_dir("steps-1")).exists()
     ((gap,),) = small.rows("SELECT max(heartbeat_at) - ? FROM agent", time.time())

@@ -36,17 +36,17 @@ PROFILE = """
 
 def exporter(machine: Machine) -> ProcessIdentity | None:
     """The process that writes the sinks."""
-    found = holder(machine.workspace.state / LOCK_FILE)
-    return found.identity if found is not None and is_alive(found.identity) else None
+    lock_holder = holder(machine.workspace.state / LOCK_FILE)
+    return lock_holder.identity if lock_holder is not None and is_alive(lock_holder.identity) else None
 
 
 def kill(machine: Machine) -> None:
-    found = wait_until(lambda: exporter(machine), what="the exporter")
-    os.kill(found.pid, signal.SIGKILL)
-    wait_until(lambda: not is_alive(found), what="its death")
+    process = wait_until(lambda: exporter(machine), what="the exporter")
+    os.kill(process.pid, signal.SIGKILL)
+    wait_until(lambda: not is_alive(process), what="its death")
 
 
-def said(machine: Machine) -> list[tuple[str, str]]:
+def sink_events(machine: Machine) -> list[tuple[str, str]]:
     return machine.rows("SELECT kind, key FROM events WHERE kind LIKE 'sink%' ORDER BY event_id")
 
 
@@ -55,22 +55,35 @@ def steps_in(file: Path) -> list[tuple[int, int]]:
     return [(line["attempt"], line["step"]) for line in lines if "loss" in line]
 
 
+def writes_a_sink(pid: int) -> bool:
+    try:
+        return b"gputui.reports.export" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+def nobody_told_the_secret(workspace: Workspace) -> bool:
+    files = [path for path in (workspace.run_dir("steps-1") / "sinks").rglob("*") if path.is_file()]
+    return len(files) > 3 and not any(b"verysecretindeed" in path.read_bytes() for path in files)
+
+
 @pytest.mark.long
 def test_killed_in_the_middle_with_the_agent(machine: Machine) -> None:
     """The run fails once, the exporter is killed twice, the agent once, and one target is taken at first."""
-    taken = machine.folder / "out" / "steps-1.csv"
-    taken.parent.mkdir()
-    taken.write_text("mine")
-    sinks = "{jsonl: , tensorboard: , parquet: , sqlite: , csv: '" + str(taken.parent) + "/{run_id}.csv'}"
+    path = machine.folder / "out" / "steps-1.csv"
+    path.parent.mkdir()
+    path.write_text("mine")
+    sinks = "{jsonl: , tensorboard: , parquet: , sqlite: , csv: '" + str(path.parent) + "/{run_id}.csv'}"
     machine.gputui("run", machine.profile(text=PROFILE.format(python=sys.executable, sinks=sinks)))
     run_dir = machine.workspace.run_dir("steps-1")
-    lines, board = run_dir / "sinks" / "metrics.jsonl", run_dir / "sinks" / "tensorboard"
+    lines = run_dir / "sinks" / "metrics.jsonl"
+    board = run_dir / "sinks" / "tensorboard"
 
     wait_until(lambda: len(steps_in(lines)) > 5, what="the first lines")
-    wait_until(lambda: said(machine), what="the event about the csv")
-    assert said(machine) == [("sink_failed", "csv")]
+    wait_until(lambda: sink_events(machine), what="the event about the csv")
+    assert sink_events(machine) == [("sink_failed", "csv")]
     kill(machine)
-    taken.rename(machine.folder / "mine")
+    path.rename(machine.folder / "mine")
     writer = wait_until(lambda: exporter(machine), what="the next exporter")
     machine.kill_agent()
     machine.gputui("agent", "start")
@@ -85,7 +98,7 @@ def test_killed_in_the_middle_with_the_agent(machine: Machine) -> None:
     stored = machine.steps("steps-1")
     assert {attempt for attempt, _ in stored} == {1, 2} and len(stored) == 66
     assert steps_in(lines) == stored
-    with taken.open(newline="") as file:
+    with path.open(newline="") as file:
         assert [(int(row["attempt"]), int(row["step"])) for row in csv.DictReader(file)] == stored
     table = pyarrow.parquet.read_table(run_dir / "sinks" / "metrics.parquet")
     assert list(zip(table["attempt"].to_pylist(), table["step"].to_pylist(), strict=True)) == stored
@@ -95,19 +108,7 @@ def test_killed_in_the_middle_with_the_agent(machine: Machine) -> None:
 
     assert [event.step for event in EventAccumulator(str(board)).Reload().Scalars("loss")] == list(range(60))
 
-    wait_until(lambda: ("sink_recovered", "csv") in said(machine), what="good news")
-    assert said(machine).count(("sink_failed", "csv")) == 1
+    wait_until(lambda: ("sink_recovered", "csv") in sink_events(machine), what="good news")
+    assert sink_events(machine).count(("sink_failed", "csv")) == 1
     assert (machine.folder / "mine").read_text() == "mine"
     assert nobody_told_the_secret(machine.workspace)
-
-
-def writes_a_sink(pid: int) -> bool:
-    try:
-        return b"gputui.reports.export" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return False
-
-
-def nobody_told_the_secret(workspace: Workspace) -> bool:
-    files = [path for path in (workspace.run_dir("steps-1") / "sinks").rglob("*") if path.is_file()]
-    return len(files) > 3 and not any(b"verysecretindeed" in path.read_bytes() for path in files)

@@ -20,7 +20,8 @@ from tests.machines import Machine
 _HEADER = struct.Struct("=IIQ")
 _INIT = 26
 # MNT_FORCE aborts the connection; MNT_DETACH forgets the mount.
-_FORCE, _LAZY = 1, 2
+_FORCE = 1
+_LAZY = 2
 
 SCRIPT = """
 import json, os, sys
@@ -37,7 +38,7 @@ class HungFolder:
 
     def __init__(self, place: Path) -> None:
         self.place = place
-        self.asked = threading.Event()
+        self.has_request = threading.Event()
         self.device = os.open("/dev/fuse", os.O_RDWR)
         libc = ctypes.CDLL(None, use_errno=True)
         options = f"fd={self.device},rootmode=40000,user_id=0,group_id=0".encode()
@@ -58,7 +59,7 @@ class HungFolder:
                 body = struct.pack("=IIIIHHI", 7, 22, 0, 0, 1, 1, 4096)
                 os.write(self.device, struct.pack("=IiQ", 16 + len(body), 0, unique) + body)
             else:
-                self.asked.set()
+                self.has_request.set()
 
     def close(self) -> None:
         """Answer what waits with an error, as all later requests."""
@@ -76,13 +77,13 @@ def hung(tmp_path: Path) -> Iterator[HungFolder]:
     place = tmp_path / "hung"
     place.mkdir()
     try:
-        made = HungFolder(place)
+        hung = HungFolder(place)
     except OSError as error:
         pytest.skip(f"no file system can be mounted here: {error}")
     try:
-        yield made
+        yield hung
     finally:
-        made.close()
+        hung.close()
 
 
 @pytest.mark.long
@@ -106,16 +107,16 @@ def test_a_run_that_not_even_sigkill_ends_is_over_and_holds_its_gpus_until_the_p
         """,
     )
     machine.gputui("run", profile)
-    wait_until(hung.asked.is_set, what="the wait in the kernel")
+    wait_until(hung.has_request.is_set, what="the wait in the kernel")
     machine.gputui("run", machine.profile(), "--gpus", "2", "--name", "next", "--set", "steps=5")
     machine.gputui("stop", "stuck-1")
     machine.wait_for("stuck-1", "failed", timeout=150)
     assert machine.rows("SELECT kind FROM incidents") == [("unkillable",)]
-    (left,) = machine.marked("stuck-1")
+    (process,) = machine.marked("stuck-1")
     # A process that cannot be ended may still use its GPUs, so nobody else gets them.
-    assert is_alive(left) and machine.state("next-1") == "queued"
+    assert is_alive(process) and machine.state("next-1") == "queued"
     assert not machine.rows("SELECT key FROM events WHERE kind = 'gpus_released'")
     hung.close()
-    wait_until(lambda: not is_alive(left), what="the end of the process")
+    wait_until(lambda: not is_alive(process), what="the end of the process")
     machine.wait_for("next-1", "succeeded", timeout=60)
     assert len(machine.rows("SELECT key FROM events WHERE kind = 'gpus_released'")) == 1

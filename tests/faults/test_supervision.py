@@ -15,16 +15,15 @@ import pytest
 from gputui.runs.agent_process import read_identity
 from gputui.runs.identity import identify, is_alive
 from tests.conftest import wait_until
+from tests.faults.jobs import steps_by_attempt
 from tests.machines import Machine
 
 
 def assert_each_step_once(machine: Machine, run_id: str, steps: int) -> None:
     """No line is lost or doubled: within an attempt each step once and without gaps, the last one to the end."""
-    by_attempt: dict[int, list[int]] = {}
-    for attempt, step in machine.steps(run_id):
-        by_attempt.setdefault(attempt, []).append(step)
-    for attempt, seen in by_attempt.items():
-        assert seen == list(range(seen[0], seen[-1] + 1)), f"attempt {attempt}: {seen}"
+    by_attempt = steps_by_attempt(machine, run_id)
+    for attempt, stored in by_attempt.items():
+        assert stored == list(range(stored[0], stored[-1] + 1)), f"attempt {attempt}: {stored}"
     assert by_attempt[max(by_attempt)][-1] == steps - 1
     on_disk = [
         json.loads(line)["step"]
@@ -39,12 +38,35 @@ def assert_nothing_left(machine: Machine, run_id: str) -> None:
     assert machine.rows("SELECT * FROM leases") == []
 
 
+def end_at_once(machine: Machine, records: Mapping[str, bytes]) -> None:
+    """The agent, and the first attempt of each run with its shim, are killed; an exit record is left behind."""
+    shims = {name: machine.shim(f"{name}-1") for name in records}
+    machine.kill_agent()
+    for name, record in records.items():
+        for process in [shims[name], *machine.marked(f"{name}-1")]:
+            try:
+                os.kill(process.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        (machine.workspace.run_dir(f"{name}-1") / "attempts/1/exit.json").write_bytes(record)
+
+
+def command_of(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+# --- runs and their ends ----------------------------------------------------------------------------------------------
+
+
 def test_a_run_succeeds_and_every_step_is_there_once(machine: Machine) -> None:
     output = machine.gputui("run", machine.profile(), "--wait", "--json")
     assert json.loads(output) == {"id": "steps-1", "state": "succeeded"}
     assert_each_step_once(machine, "steps-1", 50)
-    shown = machine.json("show", "steps-1")
-    assert [(a["number"], a["state"], a["exit"], a["last_step"]) for a in shown["attempts"]] == [
+    record = machine.json("show", "steps-1")
+    assert [(a["number"], a["state"], a["exit"], a["last_step"]) for a in record["attempts"]] == [
         (1, "succeeded", {"code": 0, "signal": None}, 49)
     ]
     moves = [row[0] for row in machine.rows("SELECT to_state FROM transitions ORDER BY transition_id")]
@@ -54,8 +76,8 @@ def test_a_run_succeeds_and_every_step_is_there_once(machine: Machine) -> None:
 
 def test_a_crash_is_recovered_from_the_newest_checkpoint(machine: Machine) -> None:
     machine.gputui("run", machine.profile(), "--set", "fail_at=25", "--wait")
-    shown = machine.json("show", "steps-1")
-    first, second = shown["attempts"]
+    record = machine.json("show", "steps-1")
+    first, second = record["attempts"]
     assert first["incident"]["kind"] == "user_exception"
     assert "dog ate" in " ".join([first["incident"]["summary"], *first["incident"]["evidence"]])
     assert first["decision"]["reason"]
@@ -104,6 +126,9 @@ def test_a_killed_shim_leaves_nothing_behind_and_the_run_goes_on(machine: Machin
     assert_nothing_left(machine, "steps-1")
 
 
+# --- stops ------------------------------------------------------------------------------------------------------------
+
+
 def test_stop_saves_and_leaves_nothing(machine: Machine) -> None:
     machine.gputui("run", machine.profile(), "--set", "steps=100000")
     wait_until(lambda: len(machine.steps("steps-1")) > 5, what="some steps")
@@ -134,11 +159,15 @@ def test_stop_now_does_not_wait_for_the_grace(machine: Machine) -> None:
     assert_nothing_left(machine, "deaf-1")
 
 
+# --- agents and recorders ---------------------------------------------------------------------------------------------
+
+
 def test_a_run_survives_the_hangup_of_the_terminal_it_was_launched_from(machine: Machine) -> None:
     """The launching process leads a session of its own that is then hung up, as when an SSH line drops."""
     with machine.start("run", machine.profile(), "--set", "steps=100000", start_new_session=True) as process:
         process.communicate(timeout=60)
-    shim, agent = machine.shim("steps-1"), wait_until(machine.agent)
+    shim = machine.shim("steps-1")
+    agent = wait_until(machine.agent)
     for identity in (shim, agent):
         os.kill(identity.pid, signal.SIGHUP)
     wait_until(lambda: machine.rows("SELECT 1 FROM attempts WHERE first_step IS NOT NULL"), what="a step")
@@ -149,8 +178,8 @@ def test_a_run_survives_the_hangup_of_the_terminal_it_was_launched_from(machine:
 def test_a_second_agent_leaves_at_once_and_record_takes_over(machine: Machine) -> None:
     machine.gputui("run", machine.profile(), "--set", "steps=100000")
     first = wait_until(machine.agent)
-    words = ["--profiles", str(machine.workspace.profiles), "--state", str(machine.workspace.state)]
-    second = subprocess.run([sys.executable, "-m", "gputui.agent", *words], timeout=60, check=False)
+    arguments = ["--profiles", str(machine.workspace.profiles), "--state", str(machine.workspace.state)]
+    second = subprocess.run([sys.executable, "-m", "gputui.agent", *arguments], timeout=60, check=False)
     assert second.returncode == 0
     assert machine.agent() == first
     output = machine.gputui("--record", "--duration", "2", "--json")
@@ -190,15 +219,22 @@ def test_a_damaged_database_is_set_aside_and_the_live_run_is_kept(machine: Machi
     assert is_alive(shim)
     aside = list(machine.workspace.state.glob("gputui.db.corrupt-*"))
     assert len(aside) == 1
-    told = machine.rows("SELECT message FROM events WHERE kind = 'database_replaced'")
-    assert any(aside[0].name in message for (message,) in told)
+    events = machine.rows("SELECT message FROM events WHERE kind = 'database_replaced'")
+    assert any(aside[0].name in message for (message,) in events)
     assert_each_step_once(machine, "steps-1", machine.finish("steps-1"))
     assert len(machine.json("show", "steps-1")["attempts"]) == 1
 
 
 def test_the_agent_leaves_when_nobody_needs_it(machine: Machine) -> None:
-    words = ["--profiles", str(machine.workspace.profiles), "--state", str(machine.workspace.state), "--linger", "0.5"]
-    process = subprocess.Popen([sys.executable, "-m", "gputui.agent", *words], stderr=subprocess.PIPE)
+    arguments = [
+        "--profiles",
+        str(machine.workspace.profiles),
+        "--state",
+        str(machine.workspace.state),
+        "--linger",
+        "0.5",
+    ]
+    process = subprocess.Popen([sys.executable, "-m", "gputui.agent", *arguments], stderr=subprocess.PIPE)
     assert process.wait(60) == 0
     wait_until(lambda: not machine.processes(), what="the end of every process")
 
@@ -217,19 +253,6 @@ def test_a_damaged_exit_record_is_an_end_all_the_same(machine: Machine) -> None:
         assert len(machine.json("show", f"{name}-1")["attempts"]) == 2
 
 
-def end_at_once(machine: Machine, records: Mapping[str, bytes]) -> None:
-    """The agent, and the first attempt of each run with its shim, are killed; an exit record is left behind."""
-    shims = {name: machine.shim(f"{name}-1") for name in records}
-    machine.kill_agent()
-    for name, record in records.items():
-        for process in [shims[name], *machine.marked(f"{name}-1")]:
-            try:
-                os.kill(process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
-        (machine.workspace.run_dir(f"{name}-1") / "attempts/1/exit.json").write_bytes(record)
-
-
 def test_a_secret_that_the_script_prints_in_its_last_words_is_not_stored(machine: Machine) -> None:
     script = machine.folder / "leaky.py"
     script.write_text("import os\nraise RuntimeError('refused: ' + os.environ['MY_API_KEY'] + os.environ['OTHER'])\n")
@@ -242,9 +265,9 @@ def test_a_secret_that_the_script_prints_in_its_last_words_is_not_stored(machine
     story = machine.gputui("explain", "leaky-1")
     assert "refused" in story and "harmless" in story
     machine.gputui("agent", "stop")
-    kept = [path for path in machine.workspace.state.glob("*") if path.is_file()]
-    assert any(path.name == "gputui.db" for path in kept)
-    assert [path.name for path in kept if b"planted-123" in path.read_bytes()] == []
+    files = [path for path in machine.workspace.state.glob("*") if path.is_file()]
+    assert any(path.name == "gputui.db" for path in files)
+    assert [path.name for path in files if b"planted-123" in path.read_bytes()] == []
 
 
 @pytest.mark.parametrize("removed", [pytest.param("gputui.db*", marks=pytest.mark.long), "agent.lock"])
@@ -253,7 +276,8 @@ def test_an_agent_whose_database_or_lock_was_removed_makes_room_for_its_successo
 ) -> None:
     machine.gputui("run", machine.profile(), "--set", "steps=100000")
     wait_until(lambda: len(machine.steps("steps-1")) > 2, what="some steps")
-    first, shim = wait_until(machine.agent), machine.shim("steps-1")
+    first = wait_until(machine.agent)
+    shim = machine.shim("steps-1")
     for path in machine.workspace.state.glob(removed):
         path.unlink()
     machine.gputui("agent", "start")
@@ -281,10 +305,3 @@ def test_an_agent_that_is_killed_after_it_was_ended_on_purpose_is_followed_by_no
     os.kill(agent.pid, signal.SIGKILL)
     wait_until(lambda: not is_alive(identity) and not machine.processes(), what="the end of all")
     assert machine.agent() is None
-
-
-def command_of(pid: int) -> bytes:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return b""

@@ -11,6 +11,13 @@ from gputui.recovery.checkpoints.search import CheckpointSearch, unmatched
 from tests.machines import Machine
 
 
+def misnamed(machine: Machine, folder: str, pattern: str) -> str:
+    path = Path(machine.profile())
+    text = path.read_text().replace("{run_dir}/checkpoints", folder).replace('"step_*.pt"', f'"{pattern}"')
+    path.write_text(text)
+    return str(path)
+
+
 def test_what_looks_like_a_checkpoint(tmp_path: Path) -> None:
     for saved, pattern in [
         ("run/last.pth.tar", "**/last.pth.tar"),
@@ -25,7 +32,7 @@ def test_what_looks_like_a_checkpoint(tmp_path: Path) -> None:
         attempt = AttemptSpan(1, path.stat().st_mtime - 1, None, None, 5, True)
         search = CheckpointSearch(tmp_path / "db", "a-1", folder, "none_*", (), (attempt,))
         assert unmatched(search).pattern == pattern
-        # What lay there before the run is none of its.
+        # Files from before the run are not its own.
         later = AttemptSpan(1, path.stat().st_mtime + 1, None, None, 5, True)
         assert unmatched(CheckpointSearch(tmp_path / "db", "a-1", folder, "none_*", (), (later,))).pattern is None
 
@@ -38,13 +45,6 @@ def test_a_checkpoint_is_found_beside_links_to_nowhere_and_large_hidden_folders(
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "epoch_1.pt").write_text("x")
     assert unmatched(CheckpointSearch(tmp_path / "db", "a-1", tmp_path, "none_*", (), ())).pattern == "**/epoch_*.pt"
-
-
-def misnamed(machine: Machine, folder: str, pattern: str) -> str:
-    path = Path(machine.profile())
-    text = path.read_text().replace("{run_dir}/checkpoints", folder).replace('"step_*.pt"', f'"{pattern}"')
-    path.write_text(text)
-    return str(path)
 
 
 @pytest.mark.long

@@ -54,8 +54,8 @@ def _among_runs(rounds: int, seed: int, digits: int, keep: Path | None) -> None:
             print(f"{count:5d}  {what}")
     clients = chaos.clients
     print(f"{len(clients.accepted)} runs launched, {len(clients.refused)} refused, {len(clients.removed)} removed")
-    told = ", ".join(f"{count} {state}" for state, count in sorted(ends.items()))
-    print(f"{told}; nothing lost, doubled, mixed up or left over; {time.monotonic() - began:.0f} s", flush=True)
+    tally = ", ".join(f"{count} {state}" for state, count in sorted(ends.items()))
+    print(f"{tally}; nothing lost, doubled, mixed up or left over; {time.monotonic() - began:.0f} s", flush=True)
 
 
 def _in_studies(kills: int, seed: int, keep: Path | None) -> None:
@@ -68,9 +68,9 @@ def _in_studies(kills: int, seed: int, keep: Path | None) -> None:
         print(f"{count:5d}  {what} killed")
     for what, count in sorted(chaos.checked.items()):
         print(f"{count:5d}  {what}")
-    told = ", ".join(f"{count} {state}" for state, count in sorted(ends.items()))
+    tally = ", ".join(f"{count} {state}" for state, count in sorted(ends.items()))
     print(
-        f"{chaos.killed.total()} kills, {len(chaos.studies)} studies of {chaos.trials} trials: {told}; each trial has "
+        f"{chaos.killed.total()} kills, {len(chaos.studies)} studies of {chaos.trials} trials: {tally}; each trial has "
         f"one verdict, no GPU had two, no point and no line was lost; {time.monotonic() - began:.0f} s",
         flush=True,
     )
@@ -80,7 +80,8 @@ def _in_studies(kills: int, seed: int, keep: Path | None) -> None:
 def _machine(keep: Path | None, *, small: bool) -> Iterator[tuple[Machine, bool]]:
     """A machine, and whether its folder is a small file system, as far as that may be made."""
     with tempfile.TemporaryDirectory() as name:
-        runtime, folder = Path(name) / "runtime", Path(name) / "home"
+        runtime = Path(name) / "runtime"
+        folder = Path(name) / "home"
         runtime.mkdir(mode=0o700)
         folder.mkdir()
         os.environ["XDG_RUNTIME_DIR"] = str(runtime)

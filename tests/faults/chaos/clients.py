@@ -28,10 +28,10 @@ class Clients:
         self.accepted: dict[str, str] = {}
         self.refused: set[str] = set()
         self.removed: set[str] = set()
-        # Their clients were told that nobody knows.
+        # Names of launches whose outcome their clients could not learn.
         self.undecided: set[str] = set()
         self.launches = 0
-        # Of each name.
+        # Run name → kind of profile.
         self.kinds: dict[str, str] = {}
         self._pool = ThreadPoolExecutor(SENT_AT_ONCE + 1)
         self._sent: list[tuple[tuple[str, ...], Future[CompletedProcess[str]], Done]] = []
@@ -42,11 +42,11 @@ class Clients:
 
     def is_sending(self, verb: str) -> int:
         """The number of such commands that have not been answered."""
-        return sum(words[0] == verb for words, _, _ in self._sent)
+        return sum(arguments[0] == verb for arguments, _, _ in self._sent)
 
     def sent_about(self, names: set[str]) -> bool:
         """Return whether a command about runs of these names has not been answered."""
-        return any({word.rpartition("-")[0] or word for word in words} & names for words, _, _ in self._sent)
+        return any({word.rpartition("-")[0] or word for word in arguments} & names for arguments, _, _ in self._sent)
 
     def send(self, *arguments: str, then: Done = lambda _: None) -> None:
         """Begin a command; ``then`` gets how it ended, in the thread that calls `turn`."""
@@ -56,10 +56,10 @@ class Clients:
     def turn(self) -> None:
         """Take the answers that have come. Raises AssertionError where one is a traceback."""
         for entry in [entry for entry in self._sent if entry[1].done()]:
-            words, future, then = entry
+            arguments, future, then = entry
             self._sent.remove(entry)
             done = future.result()
-            assert "Traceback" not in done.stderr, (words, done.stderr)
+            assert "Traceback" not in done.stderr, (arguments, done.stderr)
             then(done)
 
     def finish(self) -> bool:
@@ -106,28 +106,30 @@ class Clients:
 
     def check_launches(self) -> None:
         """Raises AssertionError where a launch made another number of runs than its client was told."""
-        made: dict[str, list[str]] = {}
+        run_ids: dict[str, list[str]] = {}
         for run_id, name in self.machine.rows("SELECT run_id, name FROM runs"):
             if name not in self.undecided:
-                made.setdefault(name, []).append(run_id)
-        wanted = {name: [run_id] for name, run_id in self.accepted.items() if run_id not in self.removed}
-        assert made == wanted, {name: made.get(name) for name in made.keys() ^ wanted.keys()}
+                run_ids.setdefault(name, []).append(run_id)
+        expected = {name: [run_id] for name, run_id in self.accepted.items() if run_id not in self.removed}
+        assert run_ids == expected, {name: run_ids.get(name) for name in run_ids.keys() ^ expected.keys()}
         folders = {path.name for path in self.machine.workspace.runs.iterdir() if path.is_dir()}
-        known = {row[0] for row in self.machine.rows("SELECT run_id FROM runs")}
-        strays = {name: sorted(map(str, self.machine.workspace.run_dir(name).rglob("*"))) for name in folders - known}
-        assert folders == known, (strays, known - folders)
+        recorded = {row[0] for row in self.machine.rows("SELECT run_id FROM runs")}
+        strays = {
+            name: sorted(map(str, self.machine.workspace.run_dir(name).rglob("*"))) for name in folders - recorded
+        }
+        assert folders == recorded, (strays, recorded - folders)
 
     def remains(self) -> dict[str, Any]:
         """The remains of removed runs (by table, the lines of metrics, folders), and of launches
         that nobody was asked for."""
-        found: dict[str, Any] = {}
+        remains: dict[str, Any] = {}
         for (table,) in self.machine.rows(
             "SELECT m.name FROM sqlite_master m JOIN pragma_table_info(m.name) c ON c.name = 'run_id' "
             "WHERE m.type = 'table' AND m.name NOT IN ('commands', 'former_neighbours')"
         ):
-            held = {row[0] for row in self.machine.rows(f"SELECT DISTINCT run_id FROM {table}")}
-            if left := held & self.removed:
-                found[table] = sorted(left)
+            run_ids = {row[0] for row in self.machine.rows(f"SELECT DISTINCT run_id FROM {table}")}
+            if removed := run_ids & self.removed:
+                remains[table] = sorted(removed)
         for (table,) in self.machine.rows(
             "SELECT m.name FROM sqlite_master m JOIN pragma_table_info(m.name) c ON c.name = 'source_id' "
             "WHERE m.type = 'table'"
@@ -137,12 +139,14 @@ class Clients:
                 "(SELECT source_id FROM metric_sources WHERE run_id IS NOT NULL)"
             )
             if count:
-                found[f"{table} without a run"] = count
-        asked = {json.loads(row[0]).get("ticket") for row in self.machine.rows("SELECT args FROM commands")}
+                remains[f"{table} without a run"] = count
+        tickets_of_commands = {
+            json.loads(row[0]).get("ticket") for row in self.machine.rows("SELECT args FROM commands")
+        }
         state = self.machine.workspace.state
-        # The agent keeps those of commands for an hour.
-        if tickets := [path.name for path in (state / "inbox").glob("*") if path.stem not in asked]:
-            found["inbox"] = tickets
+        # The agent keeps the tickets of commands for an hour.
+        if tickets := [path.name for path in (state / "inbox").glob("*") if path.stem not in tickets_of_commands]:
+            remains["inbox"] = tickets
         if folders := [path.name for path in (state / "removed").glob("*")]:
-            found["removed"] = folders
-        return found
+            remains["removed"] = folders
+        return remains

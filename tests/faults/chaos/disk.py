@@ -11,9 +11,9 @@ import time
 from pathlib import Path
 
 SIZE = "96m"
-# A process that is stopped goes on with what it wanted to write.
+# So long after the disk has room again, a stopped process may still go on with what it wanted to write.
 LATER_SECONDS = 10.0
-# Now and then for so long that a command is not answered for it.
+# The disk is sometimes full for so long that a command gets no answer.
 LONG_SECONDS = 24.0
 
 
@@ -21,8 +21,8 @@ def mount(folder: Path) -> bool:
     """Make of the folder a small file system; False where that may not be done here."""
     if os.geteuid() != 0 or shutil.which("mount") is None:
         return False
-    words = ["mount", "-t", "tmpfs", "-o", f"size={SIZE}", "tmpfs", str(folder)]
-    return subprocess.run(words, capture_output=True, check=False).returncode == 0
+    command = ["mount", "-t", "tmpfs", "-o", f"size={SIZE}", "tmpfs", str(folder)]
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
 def unmount(folder: Path) -> None:
@@ -37,7 +37,7 @@ class Disk:
         self.folder = folder
         self.chance = chance
         self.until: float | None = None
-        # From when to when it was full, in UTC unix seconds.
+        # Begin and end of each time that it was full, in UTC unix seconds.
         self.spells: list[tuple[float, float]] = []
 
     def fill(self) -> str | None:

@@ -12,18 +12,17 @@ from collections.abc import Callable
 
 from tests.faults.chaos.clients import Clients
 from tests.faults.chaos.disk import Disk
-from tests.faults.chaos.evidence import check_run
+from tests.faults.chaos.evidence import check_run, need_none
 from tests.faults.chaos.victims import Victims
 from tests.faults.jobs import SCRIPTS
 from tests.machines import Machine
 
 OVER = ("succeeded", "failed", "stopped")
 AT_ONCE = 3
-# With those that are launched in between; more would only wait.
+# The most runs at a time, with those that users launch in between; more would only wait.
 MOST = 8
 # Ranks that lost another one may need torchrun's 30 s to end.
 END_SECONDS = 240.0
-LEFT_SECONDS = 60.0
 RECOVERY = (
     "recovery: {policy: aggressive, max_attempts: 50, backoff: {base: 0.1, max: 0.5}, "
     "ladders: {disk_full: [wait_disk: 1, wait: 5, wait: 5, wait: 5]}}"
@@ -39,8 +38,8 @@ metrics: {{source: {source}, path: "{{run_dir}}/{file}"}}
 checkpoints: {{dir: "{folder}", pattern: "step_*.pt", resume: "--resume {{checkpoint}}"}}
 {recovery}
 """
-# How metrics are written again, their format, and where checkpoints are saved: all runs of each of the last two share a
-# folder. Those of "turns" live one after the other, so that each may continue from its own checkpoints there.
+# How the script rewrites its metrics, their format, and the folder of its checkpoints. All runs of "shared" have one
+# folder, and so have those of "turns", which live one after the other, so that each resumes from its own checkpoints.
 TURNS = "turns"
 KINDS = {
     "lines": ("never", "jsonl", ""),
@@ -126,7 +125,7 @@ class Chaos:
             self.clients.launch("digits-ddp", *steps, "--set", "checkpoint_every=5", "--set", "lr=0.01")
         else:
             kinds = [kind for kind in self.profiles if kind != TURNS or not self.has_turn()]
-            # As likely as all others together: only a few are there at a time.
+            # Half of the launches are of this kind, as only one of its runs may live at a time.
             kind = TURNS if TURNS in kinds and self.chance.random() < 0.5 else self.chance.choice(kinds)
             self.clients.launch(self.profiles[kind], *steps, kind=kind)
 
@@ -197,21 +196,12 @@ class Chaos:
         self.clients.check_launches()
         runs = self.clients.runs()
         ends = Counter(check_run(self.machine, run_id, self.was_full, self.checked) for run_id in runs)
-        self.need_none(lambda: [run_id for run_id in runs if self.machine.marked(run_id)], "processes")
-        self.need_none(lambda: self.machine.rows("SELECT * FROM leases"), "leases")
-        self.need_none(self.clients.remains, "removed runs")
+        need_none(self.machine, lambda: [run_id for run_id in runs if self.machine.marked(run_id)], "processes")
+        need_none(self.machine, lambda: self.machine.rows("SELECT * FROM leases"), "leases")
+        need_none(self.machine, self.clients.remains, "removed runs")
         assert self.machine.rows("PRAGMA integrity_check") == [("ok",)]
         assert self.machine.rows("PRAGMA foreign_key_check") == []
         return ends
 
     def was_full(self, at: float) -> bool:
         return self.disk is not None and self.disk.was_full(at)
-
-    def need_none(self, left: Callable[[], object], what: str) -> None:
-        """Raises AssertionError where some are left after a while."""
-        deadline = time.monotonic() + LEFT_SECONDS
-        while found := left():
-            assert time.monotonic() < deadline, f"{what} left: {found}"
-            if self.machine.agent() is None:
-                self.machine.gputui("agent", "start")
-            time.sleep(0.1)

@@ -6,6 +6,7 @@ import csv
 import itertools
 import json
 import re
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -13,21 +14,33 @@ from typing import Any
 
 from tests.machines import Machine
 
-# What the drill does may be taken for: never for something that the program did.
+LEFT_SECONDS = 60.0
+# Kinds of incident that the drill's own kills may be classified as.
 DONE_HERE = frozenset({"killed", "shim_lost", "peer_lost"})
-# The last two where there was no room for the message either, but again when the end was recorded.
+# Kinds that a full disk may be classified as; the last two if there was no room for the message either.
 FULL_DISK = frozenset({"disk_full", "launch_failed", "nonzero_exit", "unknown"})
+
+
+def need_none(machine: Machine, remaining: Callable[[], object], what: str, start_code: int | None = 0) -> None:
+    """Wait until nothing remains, with an agent alive. ``start_code`` is the code with which the start of one must end,
+    None for any. Raises AssertionError where something remains after a minute."""
+    deadline = time.monotonic() + LEFT_SECONDS
+    while leftovers := remaining():
+        assert time.monotonic() < deadline, f"{what} left: {leftovers}"
+        if machine.agent() is None:
+            machine.gputui("agent", "start", code=start_code)
+        time.sleep(0.1)
 
 
 def notes(path: Path) -> list[dict[str, Any]]:
     """The whole lines of a script's own notes; one that was cut short by a full disk is none."""
-    found = []
+    records = []
     for line in path.read_text().splitlines() if path.exists() else ():
         try:
-            found.append(json.loads(line))
+            records.append(json.loads(line))
         except ValueError:
             continue
-    return found
+    return records
 
 
 def check_run(machine: Machine, run_id: str, was_full: Callable[[float], bool], checked: Counter[str]) -> str:
@@ -78,26 +91,28 @@ def check_count(machine: Machine, run_id: str, folder: Path) -> None:
 
 def check_lines(machine: Machine, run_id: str, folder: Path, checked: Counter[str]) -> None:
     """Every line that ever existed is stored exactly once."""
-    found = machine.rows(
+    rows = machine.rows(
         "SELECT json_extract(data, '$.serial') FROM metrics JOIN metric_sources USING (source_id) WHERE run_id = ?",
         run_id,
     )
-    stored = Counter(int(row[0]) for row in found if row[0] is not None)
+    stored = Counter(int(row[0]) for row in rows if row[0] is not None)
     journal = notes(folder / "journal.jsonl")
     written = {note["serial"] for note in journal if "serial" in note}
-    there = serials(folder)
-    assert set(stored) <= written | there, f"{run_id}: stored, never written: {sorted(set(stored) - written - there)}"
+    in_files = serials(folder)
+    assert set(stored) <= written | in_files, (
+        f"{run_id}: stored, never written: {sorted(set(stored) - written - in_files)}"
+    )
     begun, done = (sum(word in note for note in journal) for word in ("rewriting", "rewritten"))
     if begun != done:
         # A script that is killed while it writes its file again loses lines itself, and what it writes next is new.
-        assert there <= set(stored), f"{run_id}: lost {sorted(there - set(stored))}"
+        assert in_files <= set(stored), f"{run_id}: lost {sorted(in_files - set(stored))}"
         checked["files whose rewriting in place was cut short"] += 1
         return
-    assert written <= there, f"{run_id}: the script lost {sorted(written - there)}"
-    assert there == set(stored), f"{run_id}: lost {sorted(there - set(stored))}"
+    assert written <= in_files, f"{run_id}: the script lost {sorted(written - in_files)}"
+    assert in_files == set(stored), f"{run_id}: lost {sorted(in_files - set(stored))}"
     doubled = {serial: count for serial, count in stored.items() if count > 1}
     assert not doubled, f"{run_id}: stored more than once: {doubled}"
-    checked["lines"] += len(there)
+    checked["lines"] += len(in_files)
     checked["files written again in place"] += done
     checked["files replaced"] += sum("replaced" in note for note in journal)
 

@@ -16,7 +16,7 @@ from typing import Any
 from gputui.runs import identity
 from gputui.runs.identity import ProcessIdentity, is_alive, send_signal
 from gputui.studies.rows import LOCK_FILE
-from tests.faults.chaos.evidence import check_courses, check_lines, notes
+from tests.faults.chaos.evidence import check_courses, check_lines, need_none, notes
 from tests.faults.chaos.victims import Victims
 from tests.faults.jobs import SCRIPTS
 from tests.machines import Machine
@@ -25,11 +25,10 @@ GPUS = 4
 PEAK_BYTES = 10 << 30
 TRIALS = 32
 RUNGS = 20
-# Nobody starts an agent for so long at most; within this time the study's process does, if it lives.
+# The drill leaves the machine without an agent for so long at most; the study's process, if alive, starts one sooner.
 ALONE_SECONDS = 8.0
-# A study that does not end within it goes on no more.
+# A study that has not ended after this time counts as stuck.
 END_SECONDS = 600.0
-LEFT_SECONDS = 60.0
 VERDICTS = frozenset({"complete", "pruned"})
 
 PROFILE = """
@@ -122,23 +121,23 @@ class StudyChaos:
 
     def a_trial(self) -> ProcessIdentity | None:
         """A process of a trial's script."""
-        found = [identity for run_id in self.live() for identity in self.machine.marked(run_id)]
-        return self.chance.choice(found) if found else None
+        processes = [identity for run_id in self.live() for identity in self.machine.marked(run_id)]
+        return self.chance.choice(processes) if processes else None
 
     def study_process(self) -> ProcessIdentity | None:
-        held = identity.holder(self.machine.workspace.studies / self.studies[-1] / LOCK_FILE)
-        return None if held is None or not is_alive(held.identity) else held.identity
+        holder = identity.holder(self.machine.workspace.studies / self.studies[-1] / LOCK_FILE)
+        return None if holder is None or not is_alive(holder.identity) else holder.identity
 
     def live(self) -> list[str]:
         """The runs of trials that are not over."""
-        found = self.rows("SELECT run_id FROM runs WHERE state NOT IN ('succeeded', 'failed', 'stopped')")
-        return [str(row[0]) for row in found]
+        rows = self.rows("SELECT run_id FROM runs WHERE state NOT IN ('succeeded', 'failed', 'stopped')")
+        return [str(row[0]) for row in rows]
 
     def is_over(self) -> bool:
         if not self.studies:
             return True
-        found = self.rows("SELECT state FROM studies WHERE study_id = ?", self.studies[-1])
-        return bool(found) and found[0][0] not in ("running", "stopping")
+        rows = self.rows("SELECT state FROM studies WHERE study_id = ?", self.studies[-1])
+        return bool(rows) and rows[0][0] not in ("running", "stopping")
 
     def wait(self, seconds: float) -> None:
         """Let time pass, look at all trials, and start an agent when its time has come."""
@@ -162,20 +161,20 @@ class StudyChaos:
 
     def observe(self) -> None:
         """Raises AssertionError where a trial has another point, run or verdict than before, or is gone."""
-        found = self.rows("SELECT study_id, number, params, run_id, state, value, ended_at FROM trials")
-        for study, number, params, run_id, state, value, ended_at in found:
-            seen = self._seen.setdefault((study, number), {"params": params})
-            assert seen["params"] == params, f"{study} trial {number}: {params}, {seen['params']} before"
+        rows = self.rows("SELECT study_id, number, params, run_id, state, value, ended_at FROM trials")
+        for study, number, params, run_id, state, value, ended_at in rows:
+            earlier = self._seen.setdefault((study, number), {"params": params})
+            assert earlier["params"] == params, f"{study} trial {number}: {params}, {earlier['params']} before"
             if run_id is not None:
-                assert seen.setdefault("run", run_id) == run_id, (
-                    f"{study} trial {number}: {run_id}, {seen['run']} before"
+                assert earlier.setdefault("run", run_id) == run_id, (
+                    f"{study} trial {number}: {run_id}, {earlier['run']} before"
                 )
-            if "verdict" in seen or ended_at is not None:
+            if "verdict" in earlier or ended_at is not None:
                 now = (state, value, ended_at)
-                before = seen.setdefault("verdict", now)
+                before = earlier.setdefault("verdict", now)
                 assert before == now, f"{study} trial {number}: {now}, {before} before"
-        if found:
-            gone = self._seen.keys() - {(row[0], row[1]) for row in found}
+        if rows:
+            gone = self._seen.keys() - {(row[0], row[1]) for row in rows}
             assert not gone, f"trials that are gone: {gone}"
 
     def check(self) -> Counter[str]:
@@ -185,9 +184,19 @@ class StudyChaos:
         ends: Counter[str] = Counter()
         for study in self.studies:
             ends += self._check_study(study)
-        self._need_none(lambda: [run_id for run_id in self._runs() if self.machine.marked(run_id)], "processes")
-        self._need_none(lambda: self.machine.rows("SELECT * FROM leases"), "leases")
-        self._need_none(lambda: self.machine.rows("SELECT * FROM commands WHERE state = 'pending'"), "commands")
+        need_none(
+            self.machine,
+            lambda: [run_id for run_id in self._runs() if self.machine.marked(run_id)],
+            "processes",
+            start_code=None,
+        )
+        need_none(self.machine, lambda: self.machine.rows("SELECT * FROM leases"), "leases", start_code=None)
+        need_none(
+            self.machine,
+            lambda: self.machine.rows("SELECT * FROM commands WHERE state = 'pending'"),
+            "commands",
+            start_code=None,
+        )
         assert self.machine.rows("PRAGMA integrity_check") == [("ok",)]
         assert self.machine.rows("PRAGMA foreign_key_check") == []
         return ends
@@ -226,12 +235,3 @@ class StudyChaos:
             self.checked["starts with a GPU of their own"] += sum(note["place"] == 0 for note in begun)
             self.checked["starts beside another trial"] += sum(note["place"] > 0 for note in begun)
         return Counter(row[1] for row in trials)
-
-    def _need_none(self, left: Callable[[], object], what: str) -> None:
-        """Raises AssertionError where some are left after a while."""
-        deadline = time.monotonic() + LEFT_SECONDS
-        while found := left():
-            assert time.monotonic() < deadline, f"{what} left: {found}"
-            if self.machine.agent() is None:
-                self.machine.gputui("agent", "start", code=None)
-            time.sleep(0.1)

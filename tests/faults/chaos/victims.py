@@ -16,7 +16,7 @@ import pexpect
 from gputui.runs.identity import ProcessIdentity, identify, is_alive, send_signal
 from tests.machines import Machine
 
-# Longer than a command waits for its answer: what it is told is refused must not be done afterwards.
+# Longer than a command waits for its answer: one that was reported as refused must not be carried out later.
 LONG_STOP_SECONDS = 26.0
 LONG_STOP_CHANCE = 0.12
 
@@ -77,9 +77,9 @@ class Victims:
         folders = (self.machine.workspace.run_dir(run_id) / "attempts" for run_id in self.live())
         records = [json.loads(path.read_text()) for folder in folders for path in folder.glob("*/started.json")]
         alive = [
-            found
+            identity
             for record in records
-            if is_alive(found := ProcessIdentity(record["pid"], record["start_ticks"], record["boot_id"]))
+            if is_alive(identity := ProcessIdentity(record["pid"], record["start_ticks"], record["boot_id"]))
         ]
         return self.chance.choice(alive) if alive else None
 
@@ -95,9 +95,9 @@ class Victims:
     def the_screen(self) -> ProcessIdentity | None:
         if self.screen is None or not self.screen.isalive():
             self.close_screen()
-            words = ["-m", "gputui", "--home", str(self.machine.folder / "home")]
+            arguments = ["-m", "gputui", "--home", str(self.machine.folder / "home")]
             environment = {**os.environ, "TERM": "xterm-256color"}
-            self.screen = pexpect.spawn(sys.executable, words, dimensions=(30, 100), env=environment)
+            self.screen = pexpect.spawn(sys.executable, arguments, dimensions=(30, 100), env=environment)
         return identify(self.screen.pid)
 
     def close_screen(self) -> None:

@@ -54,7 +54,7 @@ def put(descriptor, text):
 
 
 def save(step):
-    # Runs may share the folder, and write over nobody's.
+    # Runs may share the folder; the run's name keeps them from overwriting each other's files.
     path = folder / f"step_{step:06d}_{run_dir.name}.pt"
     temporary = path.with_suffix(".tmp")
     with zipfile.ZipFile(temporary, "w") as archive:
@@ -140,13 +140,15 @@ def take_place():
 
 
 signal.signal(signal.SIGTERM, ask)
-lineage, begin = attempt, 0
+lineage = attempt
+begin = 0
 if options.resume:
     with zipfile.ZipFile(options.resume) as archive:
         state = json.loads(archive.read("state"))
-    lineage, begin = (state["lineage"] if state["run"] == run_dir.name else state["run"]), state["step"]
+    lineage = state["lineage"] if state["run"] == run_dir.name else state["run"]
+    begin = state["step"]
 flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
-# A blank line keeps what an attempt without room left half from this.
+# The blank line ends a half line of an earlier attempt that had no room on the disk.
 starts, journal = (os.open(run_dir / name, flags) for name in ("starts.jsonl", "journal.jsonl"))
 put(journal, "\n")
 note = {"attempt": attempt, "pid": os.getpid(), "lineage": lineage, "begin": begin, "place": take_place()}

@@ -12,7 +12,8 @@ import torch
 import torch.distributed as dist
 
 dist.init_process_group("gloo")
-rank, run_dir = dist.get_rank(), pathlib.Path(os.environ["GPUTUI_RUN_DIR"])
+rank = dist.get_rank()
+run_dir = pathlib.Path(os.environ["GPUTUI_RUN_DIR"])
 with pathlib.Path(os.environ["GPUTUI_METRICS"]).open("a", buffering=1) as metrics:
     for step in range(1000):
         time.sleep(0.1)

@@ -11,7 +11,8 @@ from gputui.recovery.watch import leaks
 
 LEFT_BYTES = 24 << 20
 
-leaks.LEAK_SECONDS, leaks.NEAR_SECONDS = 1.5, 0.0
+leaks.LEAK_SECONDS = 1.5
+leaks.NEAR_SECONDS = 0.0
 leaks.LEAK_BYTES = 32 << 20
 monitor.LOOK_SECONDS = monitor.MEMORY_SECONDS = 0.05
 monitor.available_bytes = lambda: LEFT_BYTES  # type: ignore[attr-defined]

@@ -23,9 +23,11 @@ run_dir = pathlib.Path(os.environ["GPUTUI_RUN_DIR"])
 folder = run_dir / "checkpoints"
 folder.mkdir(exist_ok=True)
 begin = int(pathlib.Path(options.resume).stem.split("_")[1]) if options.resume else 0
-asked = []
-signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
-held, done, emptied = [], begin, time.monotonic()
+stops = []
+signal.signal(signal.SIGTERM, lambda *_: stops.append(1))
+blocks = []
+done = begin
+emptied = time.monotonic()
 if options.keep == "the page cache":
     big = run_dir / "data"
     big.write_bytes(bytes(480 << 20))
@@ -35,20 +37,21 @@ if not begin:
     (run_dir / "failed-at").write_text(repr(time.time()))
 leaks = options.keep == "all" and not begin
 end = begin + 20 if begin else 1500 if leaks else 240
-while done < end and not asked and not (leaks and (run_dir / "enough").exists()):
+while done < end and not stops and not (leaks and (run_dir / "enough").exists()):
     if leaks:
-        held.append(b"x" * (2 << 20))
+        blocks.append(b"x" * (2 << 20))
     elif options.keep == "the page cache":
         sum(view[done * (2 << 20) : (done + 1) * (2 << 20) : 4096])
     elif options.keep == "a cache for a while":
         # By the clock, as the agent looks: on a crowded machine steps take longer.
         if time.monotonic() - emptied > 0.4:
-            held, emptied = [], time.monotonic()
-        held.append(b"x" * (3 << 20))
+            blocks = []
+            emptied = time.monotonic()
+        blocks.append(b"x" * (3 << 20))
     time.sleep(0.02)
     os.write(out, (json.dumps({"step": done, "time": time.time(), "loss": 1.0}) + "\n").encode())
     done += 1
-if asked:
+if stops:
     with zipfile.ZipFile(folder / "new.tmp", "w") as archive:
         archive.writestr("step", str(done))
     (folder / "new.tmp").rename(folder / f"step_{done:06d}.pt")

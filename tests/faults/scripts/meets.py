@@ -65,11 +65,11 @@ def nan():
 
 def recording():
     """Ends as the recording beside this script tells."""
-    found = json.loads(pathlib.Path(__file__).with_name("recording.json").read_text())
-    print(found["text"], file=sys.stderr, flush=True)
-    if found["code"] < 0:
-        os.kill(os.getpid(), -found["code"])
-    os._exit(found["code"])
+    recording = json.loads(pathlib.Path(__file__).with_name("recording.json").read_text())
+    print(recording["text"], file=sys.stderr, flush=True)
+    if recording["code"] < 0:
+        os.kill(os.getpid(), -recording["code"])
+    os._exit(recording["code"])
 
 
 def held():
@@ -118,7 +118,7 @@ FAILURES = {
     "written nan": lambda: written(float("nan")),
     "written jump": lambda: written(5.0),
     "lost interpreter": lost_interpreter,
-    # Look-alikes: said, logged, measured, and no incident at all.
+    # Look-alikes of incidents in the output, which are none.
     "quotes": lambda: print("CUDA out of memory. Tried to allocate 2 GiB\nKilled\nSegmentation fault\nloss is nan"),
     "caught": lambda: subprocess.run([sys.executable, "-c", "{}['x']"]),
     "usage": lambda: print(argparse.ArgumentParser(usage="job [--on-error cuda_oom]").format_help()),
@@ -128,7 +128,7 @@ FAILURES = {
 
 def meet(step):
     if options.meet == "a bad checkpoint":
-        # The one of step 20 is there when the first attempt fails, and cannot be loaded by the second.
+        # The checkpoint of step 20 exists when the first attempt fails; the second cannot load it.
         if step == 25 and not begin:
             raise RuntimeError("the dog ate the gradients")
     elif options.meet == "a loop":

@@ -11,9 +11,12 @@ import zlib
 
 from title import set_title
 
-steps, fault, seconds = int(sys.argv[1]), sys.argv[2], float(sys.argv[3])
+steps = int(sys.argv[1])
+fault = sys.argv[2]
+seconds = float(sys.argv[3])
 resume = sys.argv[4] if len(sys.argv) > 4 else ""
-rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+rank = int(os.environ["RANK"])
+size = int(os.environ["WORLD_SIZE"])
 run_dir = pathlib.Path(os.environ["GPUTUI_RUN_DIR"])
 meeting = run_dir / f"meeting-{os.environ['GPUTUI_ATTEMPT']}"
 meeting.mkdir(exist_ok=True)

@@ -6,10 +6,12 @@ import os
 
 
 def set_title():
-    kept = dict(os.environ)
+    environment = dict(os.environ)
     with open("/proc/self/stat") as file:  # noqa: PTH123
         fields = file.read().rpartition(")")[2].split()
-    start, end = int(fields[47]), int(fields[48])  # env_start and env_end of proc_pid_stat(5)
+    # env_start and env_end of proc_pid_stat(5)
+    start = int(fields[47])
+    end = int(fields[48])
     ctypes.memset(start, 0, end - start)
-    for name, value in kept.items():
+    for name, value in environment.items():
         os.putenv(name, value)

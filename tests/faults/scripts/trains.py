@@ -15,7 +15,8 @@ import sys
 import time
 import zipfile
 
-folder, base = pathlib.Path(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else ""
+folder = pathlib.Path(sys.argv[1])
+base = sys.argv[2] if len(sys.argv) > 2 else ""
 run_dir = pathlib.Path(os.environ["GPUTUI_RUN_DIR"])
 number = int(os.environ["GPUTUI_ATTEMPT"])
 plans = json.loads((pathlib.Path(__file__).parent / f"{run_dir.name}.json").read_text())

@@ -15,7 +15,8 @@ from torch.distributed.elastic.multiprocessing.errors import record
 @record
 def main(fault: str, batch: str, resume: str) -> None:
     dist.init_process_group("gloo")
-    rank, run_dir = dist.get_rank(), pathlib.Path(os.environ["GPUTUI_RUN_DIR"])
+    rank = dist.get_rank()
+    run_dir = pathlib.Path(os.environ["GPUTUI_RUN_DIR"])
     begin = int(pathlib.Path(resume).stem.split("_")[1]) if resume else 0
     for step in range(begin, 20):
         if rank == 1 and step == 15 and not resume:
