@@ -26,7 +26,7 @@ from tests.homes import NOW, add_run
 from tests.texts import mentions
 
 
-def look(connection: sqlite3.Connection, workspace: Workspace, locked: set[str]) -> dict[int, GpuAvailability]:
+def ten_gpus(connection: sqlite3.Connection, workspace: Workspace, locked: set[str]) -> dict[int, GpuAvailability]:
     """Ten GPUs: well, in quarantine, lost, held, split, a stranger's, one not read, one full and one busy for
     no visible process, and one that is full for the run that leases it."""
     context = AgentContext.of(connection, workspace, wake=lambda: None, now=lambda: NOW)
@@ -69,21 +69,18 @@ def look(connection: sqlite3.Connection, workspace: Workspace, locked: set[str])
 
 def test_only_what_passes_by_itself_is_waited_for(workspace: Workspace, connection: sqlite3.Connection) -> None:
     quarantine_failed(connection, ["GPU-1"], "a-1", 1, reason="GPU memory error", now=NOW)
-    gpus = look(connection, workspace, {"GPU-3"})
+    gpus = ten_gpus(connection, workspace, {"GPU-3"})
     assert [index for index, gpu in gpus.items() if gpu.is_settling] == [6]
-    reasons = [
-        None,
-        "is in quarantine",
-        "is lost",
-        "is held by a process",
-        "is in MIG mode",
-        "is used by process 1 of bob",
-        "not been",
-    ]
-    reasons += ["70 GiB", "computing", None]
-    for index, word in enumerate(reasons):
+    reasons = (
+        None, "is in quarantine", "is lost", "is held by a process", "is in MIG mode", "is used by process 1 of bob",
+        "not been", "70 GiB", "computing", None,
+    )  # fmt: skip
+    for index, reason in enumerate(reasons):
         blocked_by = gpus[index].blocked_by
-        assert blocked_by is None if word is None else word in (blocked_by or ""), index
+        if reason is None:
+            assert blocked_by is None, index
+        else:
+            assert blocked_by is not None and reason in blocked_by, index
     assert [index for index, gpu in gpus.items() if gpu.out_of_service] == [1, 2, 4]
     assert gpus[0].free_bytes == (80 << 30) - (600 << 20) and gpus[6].free_bytes is None
 
