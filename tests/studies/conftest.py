@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import json
 import selectors
+import subprocess
+import sys
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
@@ -29,12 +31,23 @@ from gputui.store.commands import PendingCommand
 from gputui.store.json_shapes import number_or_word
 from gputui.store.rows import insert, update
 from gputui.store.run_states import RunState
-from gputui.store.studies import StudyRecord, TrialRecord, get_study, read_trials
+from gputui.store.studies import StudyRecord, TrialRecord, TrialState, get_study, read_trials
 from gputui.studies import rows
 from gputui.studies.process import StudyProcess
 from gputui.studies.spec import Dimension, Objective, PbtSpec, SamplerSpec, StudySpec
 from tests.homes import Home, add_attempt
 from tests.ledgers import ledger_row
+
+WORKER = """
+import optuna, sys
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+study = optuna.load_study(study_name="s-1", storage=JournalStorage(JournalFileBackend(sys.argv[1])))
+for value in map(float, sys.argv[2:]):
+    trial = study.ask(study.trials[0].distributions)
+    study.tell(trial, value)
+print(len(study.trials))
+"""
 
 STUDY = "s-1"
 BASE = RunSpec(
@@ -231,3 +244,23 @@ def begin(workspace: Workspace) -> Iterator[Begin]:
     """Begin a study on a home of its own."""
     with ExitStack() as stack:
         yield lambda spec: stack.enter_context(closing(StudyHome(workspace, spec)))
+
+
+def ask_outside(file: Path, *values: float) -> str:
+    """Another process asks for a trial for each value, and tells it."""
+    argv = [sys.executable, "-c", WORKER, str(file), *map(str, values)]
+    return subprocess.run(argv, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def trial(
+    number: int,
+    *values: float,
+    state: TrialState = TrialState.COMPLETE,
+    params: Mapping[str, Any] | None = None,
+    constraints: tuple[float, ...] = (),
+) -> TrialRecord:
+    ended_at = 100.0 + number if state.is_over else None
+    return TrialRecord(
+        "s-1", number, f"s-1-{number}", state, "sampled", params or {}, None, values, constraints, None, None, None, 1,
+        None, {}, float(number), ended_at,
+    )  # fmt: skip

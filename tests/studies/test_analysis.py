@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping
-from typing import Any
 
 from msgspec.structs import replace
 
@@ -16,6 +14,7 @@ from gputui.studies import pictures
 from gputui.studies.analysis import best_so_far, best_trial, complete_trials, rank_trials, split_by_objective
 from gputui.studies.importances import MIN_TRIALS, evaluate_importances
 from gputui.studies.spec import Dimension, Objective, StudySpec
+from tests.studies.conftest import trial
 
 LOSS = Objective("loss")
 ACCURACY = Objective("accuracy", "maximize")
@@ -23,20 +22,6 @@ OTHER = Dimension("other", "choice", choices=("a", "b", "c"))
 SPACE = (Dimension("lr", "float", 0.0, 1.0), Dimension("width", "float", 0.0, 1.0), OTHER)
 SPEC = StudySpec("s", "net", SPACE, (LOSS, ACCURACY))
 RUNGS = {1: [RungValue(1, 1, 9, 0.9, 1, 0.0), RungValue(1, 2, 19, 0.8, 1, 0.0)]}
-
-
-def trial(
-    number: int,
-    *values: float,
-    state: TrialState = TrialState.COMPLETE,
-    params: Mapping[str, Any] | None = None,
-    constraints: tuple[float, ...] = (),
-) -> TrialRecord:
-    ended_at = 100.0 + number if state.is_over else None
-    return TrialRecord(
-        "s-1", number, f"s-1-{number}", state, "sampled", params or {}, None, values, constraints, None, None, None, 1,
-        None, {}, float(number), ended_at,
-    )  # fmt: skip
 
 
 PRUNED = TrialState.PRUNED

@@ -5,8 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +21,7 @@ from gputui.studies.journal import OWN, StudyJournal
 from gputui.studies.journal_file import open_storage
 from gputui.studies.rows import JOURNAL_FILE
 from gputui.studies.spec import Constraints, Dimension, Objective, PrunerSpec, SamplerSpec, StudySpec, missing_library
+from tests.studies.conftest import ask_outside
 from tests.tables import table
 from tests.texts import mentions
 
@@ -33,16 +32,6 @@ SPACE = (
     Dimension("slope", "float", 0.0, 1.0, when={"act": ("relu", None)}),
 )
 POINT = {"lr": 0.01, "width": 16, "act": "gelu"}
-WORKER = """
-import optuna, sys
-from optuna.storages import JournalStorage
-from optuna.storages.journal import JournalFileBackend
-study = optuna.load_study(study_name="s-1", storage=JournalStorage(JournalFileBackend(sys.argv[1])))
-for value in map(float, sys.argv[2:]):
-    trial = study.ask(study.trials[0].distributions)
-    study.tell(trial, value)
-print(len(study.trials))
-"""
 
 
 def study(sampler: Any = "tpe", pruner: PrunerSpec | None = None, **changes: Any) -> StudySpec:
@@ -71,12 +60,6 @@ def points(spec: StudySpec, folder: Path, *, dies: bool = False, count: int = 12
         values = (score(params), params["lr"])[: len(spec.objectives)]
         journal.end(number, Ruling(TrialState.COMPLETE, None, values), 0.0)
     return [trial.params for trial in journal.trials()]
-
-
-def ask_outside(file: Path, *values: float) -> str:
-    """Another process asks for a trial for each value, and tells it."""
-    argv = [sys.executable, "-c", WORKER, str(file), *map(str, values)]
-    return subprocess.run(argv, capture_output=True, text=True, check=True).stdout.strip()
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from gputui.runs.identity import is_alive
 from gputui.studies.rows import LOCK_FILE
 from tests.conftest import wait_until
 from tests.machines import Machine
-from tests.studies.test_journal import ask_outside
+from tests.studies.conftest import ask_outside
 
 # Reports a value that its parameters decide, a line a step; fails as asked. Before its last step it waits while the
 # file `hold` has a number that is not above its trial's: tests decide when a trial ends, not the machine's pace.

@@ -14,7 +14,7 @@ from msgspec import structs
 from gputui.store.studies import RungValue, StudyRecord, StudyState, TrialRecord, TrialState
 from gputui.studies.report import StudyFindings, contents, markdown, page, winner_command
 from gputui.studies.spec import Dimension, Objective, PrunerSpec, StudySpec
-from tests.studies.test_analysis import trial
+from tests.studies.conftest import trial
 
 SPEC = StudySpec(
     name="lr", profile="net",

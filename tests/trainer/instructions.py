@@ -58,12 +58,12 @@ def write_tokenizer(folder: Path, *, template: bool = True) -> Path:
 
 def documents(raw: dict[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
     """Each document alone: its tokens and which of them are learnt."""
-    documents = []
+    pieces = []
     for row, learn, begin in zip(raw["tokens"], raw["learn"], raw["begin"], strict=True):
         cuts = [*begin.nonzero().flatten().tolist(), len(row)]
         assert cuts[0] == 0
-        documents += [(row[a:b], learn[a:b]) for a, b in itertools.pairwise(cuts) if b - a > 1]
-    return documents
+        pieces += [(row[a:b], learn[a:b]) for a, b in itertools.pairwise(cuts) if b - a > 1]
+    return pieces
 
 
 def alone(task: LanguageObjective, raw: dict[str, Tensor]) -> tuple[Tensor, int]:

@@ -21,6 +21,7 @@ from gputui.store.database import open_reader
 from gputui.ui.tui.app import GputuiApp
 from gputui.ui.tui.data.feed import Feed
 from gputui.ui.tui.data.reader import SnapshotReader
+from gputui.ui.tui.settings import Settings
 from gputui.ui.tui.shell import Shell
 from gputui.ui.views.snapshot import Interest, Snapshot
 from tests.homes import NOW, Home
@@ -123,6 +124,11 @@ class StillFeed(Feed):
 
 
 MakeApp = Callable[..., GputuiApp]
+
+
+def still_app(workspace: Workspace, settings: Settings) -> GputuiApp:
+    feed = StillFeed(workspace)
+    return GputuiApp(workspace, feed, feed.read(), settings=settings, host_name="ws-kepler")
 
 
 @pytest.fixture

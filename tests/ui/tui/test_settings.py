@@ -15,23 +15,17 @@ from gputui.ui.tui import settings as kept
 from gputui.ui.tui.actions import Scope, actions_in
 from gputui.ui.tui.actions.keymap import resolve_keys
 from gputui.ui.tui.actions.keys import key_name
-from gputui.ui.tui.app import GputuiApp
 from gputui.ui.tui.dialogs.settings import ITEMS
 from gputui.ui.tui.pages.overview.page import OverviewScreen
 from gputui.ui.tui.settings import Settings
 from tests.homes import Home
 from tests.stories import overnight
-from tests.ui.tui.conftest import StillFeed
+from tests.ui.tui.conftest import still_app
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "config" / "settings.json"
-
-
-def make(workspace: Workspace, settings: Settings) -> GputuiApp:
-    feed = StillFeed(workspace)
-    return GputuiApp(workspace, feed, feed.read(), settings=settings)
 
 
 def test_what_is_saved_is_read_again_and_private(path: Path) -> None:
@@ -119,7 +113,7 @@ def test_what_cannot_be_is_refused_in_words() -> None:
 
 async def test_a_chosen_key_does_it_and_is_told_in_footer_and_help(home: Home, workspace: Workspace) -> None:
     overnight(home)
-    app = make(workspace, Settings(keys={"overview.fold": "f7", "overview.stop": "q"}))
+    app = still_app(workspace, Settings(keys={"overview.fold": "f7", "overview.stop": "q"}))
     async with app.run_test(size=(160, 36)) as pilot:
         await pilot.pause()
         assert "cannot have q" in app.screen.query_one("#message").text
@@ -137,7 +131,7 @@ async def test_a_chosen_key_does_it_and_is_told_in_footer_and_help(home: Home, w
 
 async def test_the_sheet_changes_settings_with_keys_and_keeps_them(home: Home, workspace: Workspace) -> None:
     overnight(home)
-    app = make(workspace, Settings())
+    app = still_app(workspace, Settings())
     async with app.run_test(size=(80, 24)) as pilot:
         await pilot.press("comma")
         await pilot.pause()
@@ -153,7 +147,7 @@ async def test_the_sheet_changes_settings_with_keys_and_keeps_them(home: Home, w
 
 async def test_charts_order_and_fold_begin_as_they_were_left(home: Home, workspace: Workspace) -> None:
     overnight(home)
-    app = make(workspace, Settings())
+    app = still_app(workspace, Settings())
     async with app.run_test(size=(120, 36)) as pilot:
         await pilot.press("a", "o", "enter", "m", "asterisk", "y")
         await pilot.pause()
@@ -162,7 +156,7 @@ async def test_charts_order_and_fold_begin_as_they_were_left(home: Home, workspa
     settings, problem = kept.load(workspace.settings)
     assert problem is None
     assert settings.fold and settings.sort == "newest" and settings.chart_smoothing and settings.pins
-    again = make(workspace, settings)
+    again = still_app(workspace, settings)
     async with again.run_test(size=(120, 36)) as pilot:
         await pilot.press("enter")
         await pilot.pause()

@@ -12,13 +12,12 @@ from rich.color import Color
 
 from gputui.core.config import Workspace
 from gputui.metrics.draw.glyphs import CELLS, ascii_char, ascii_line, block_char, characters_for, translator
-from gputui.ui.tui.app import GputuiApp
 from gputui.ui.tui.settings import Settings
 from gputui.ui.tui.theme.colors import THEMES, Theme, styles_of, theme_for
 from gputui.ui.views.words import RUN_SIGNS, SEVERITY_GLYPHS
 from tests.homes import Home
 from tests.stories import overnight
-from tests.ui.tui.conftest import StillFeed
+from tests.ui.tui.conftest import still_app
 from tests.ui.tui.emulator import Terminal, repaint
 
 PAINTED = [theme for theme in THEMES.values() if theme.background is not None]
@@ -69,11 +68,6 @@ def without_green(colour: Rgb) -> Rgb:
     red, green, blue = colour
     mixed = 0.29275 * red + 0.70725 * green
     return mixed, mixed, -0.02234 * red + 0.02234 * green + blue
-
-
-def make(workspace: Workspace, settings: Settings) -> GputuiApp:
-    feed = StillFeed(workspace)
-    return GputuiApp(workspace, feed, feed.read(), settings=settings, host_name="ws-kepler")
 
 
 def test_every_text_can_be_read() -> None:
@@ -164,7 +158,7 @@ async def test_nothing_but_ascii_is_written(home: Home, workspace: Workspace, mo
     monkeypatch.setenv("GPUTUI_ASCII", "1")
     overnight(home)
     home.event("größer 漢字 🤖 ⣿⣿ → ünïcode", subject="vit-b16-1")
-    app = make(workspace, Settings())
+    app = still_app(workspace, Settings())
     written: list[str] = []
     async with app.run_test(size=(80, 24)) as pilot:
         app.write_frame = written.append  # type: ignore[method-assign]
@@ -179,7 +173,7 @@ async def test_nothing_but_ascii_is_written(home: Home, workspace: Workspace, mo
 
 async def test_a_theme_repaints_everything(home: Home, workspace: Workspace) -> None:
     overnight(home)
-    app = make(workspace, Settings())
+    app = still_app(workspace, Settings())
     async with app.run_test(size=(100, 30)) as pilot:
         terminal = Terminal(100, 30)
         app.write_frame = terminal.feed  # type: ignore[method-assign]
