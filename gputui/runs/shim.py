@@ -620,14 +620,14 @@ def take_locks(paths: list[str], *, shared: bool = False) -> TakenLocks:
     """
     descriptors: dict[str, int] = {}
     unusable: dict[str, str] = {}
-    how = (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB
+    operation = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
     deadline = time.monotonic() + LOCK_SECONDS
     for name in sorted(paths):
         while True:
             descriptor = -1
             try:
                 descriptor = open_lock(name)
-                fcntl.flock(descriptor, how)
+                fcntl.flock(descriptor, operation | fcntl.LOCK_NB)
                 descriptors[name] = descriptor
                 break
             except BlockingIOError:

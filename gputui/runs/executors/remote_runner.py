@@ -287,7 +287,11 @@ class RemoteRunner(ABC):
         """The job that serves the attempt; others that are ``listed`` are cancelled. If a submission
         that seemed lost was not, it is the first to begin. Raises UnreachableError."""
         numbers = [status.job for status in listed]
-        job = self.claimed() or (numbers[0] if numbers and handle not in numbers else handle)
+        job = self.claimed()
+        if not job:
+            job = handle
+            if numbers and handle not in numbers:
+                job = numbers[0]
         if job is None:
             raise UnreachableError("it accepted the job without its number, and does not list it yet")
         if handle != job:
