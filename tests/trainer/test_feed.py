@@ -207,24 +207,24 @@ def test_what_goes_wrong_in_a_worker_is_said_here(
     broken=st.sets(st.integers(0, 30), max_size=3),
     ranks=st.integers(1, 5),
     batch=st.integers(1, 20),
-    expected=st.integers(0, 80),
+    sample_limit=st.integers(0, 80),
     blocked=st.booleans(),
 )
 def test_all_ranks_together_have_every_held_out_sample_once(
-    size: int, broken: set[int], ranks: int, batch: int, expected: int, blocked: bool
+    size: int, broken: set[int], ranks: int, batch: int, sample_limit: int, blocked: bool
 ) -> None:
     assume(len(broken & set(range(size))) < size)
     split = Rows(size, tuple(broken), blocks=(size,) if blocked else None)
-    shares = [held_out(split, rank, ranks, validate_samples=expected) for rank in range(ranks)]
+    shares = [held_out(split, rank, ranks, validate_samples=sample_limit) for rank in range(ranks)]
     batches = [[fields["number"].tolist() for fields in share.batches(batch)] for share in shares]
     numbers_read = [number for mine in batches for numbers in mine for number in numbers]
     assert len(set(map(len, batches))) == 1  # a forward pass may be something that all ranks do together
     assert max(len(numbers) for mine in batches for numbers in mine) <= batch
     assert numbers_read == sorted(set(numbers_read) - broken)
-    if not expected or expected >= size:
+    if not sample_limit or sample_limit >= size:
         assert numbers_read == sorted(set(range(size)) - broken)
     elif not broken:
-        assert len(numbers_read) == expected and (not blocked or numbers_read == list(range(expected)))
+        assert len(numbers_read) == sample_limit and (not blocked or numbers_read == list(range(sample_limit)))
 
 
 def test_what_is_left_out_is_reported_and_limited() -> None:
