@@ -93,7 +93,7 @@ def armed_clocks(world: World, output: Path, *flags: str) -> set[float]:
     """Train until rank 1 alone is asked to stop, also where it waits. Returns this rank's timeouts of stops."""
     armed: set[float] = set()
     with patch.object(faulthandler, "dump_traceback_later", lambda seconds, **_: armed.add(seconds)):
-        train_until(world, output, 8, *flags, asked=(1,))
+        train_until(world, output, 8, *flags, signalled=(1,))
     return armed
 
 

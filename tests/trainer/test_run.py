@@ -102,7 +102,7 @@ def test_a_stop_in_a_phase_that_leaves_ranks_out_ends_all_of_them(
 ) -> None:
     phases = json.dumps([{"name": "a", "steps": 2}, {"name": "b", "steps": 5000, "ranks": 1}])
     flags = ("--phases", phases, "--checkpoint-every", "0", "--validate-every", "0")
-    two_ranks.run(train_until, tmp_path, 5, *flags, asked=requested)
+    two_ranks.run(train_until, tmp_path, 5, *flags, signalled=requested)
     [stop] = events(tmp_path, "stop")
     assert stop["reason"] == "SIGTERM" and 5 <= stop["step"] < 5000
     assert checkpoints(tmp_path)[-1] == f"step_{stop['step']:08d}.pt"
