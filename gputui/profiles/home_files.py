@@ -98,9 +98,9 @@ def load_group(path: Path) -> int | None:
     if not path.exists():
         return None
     from gputui.core.yaml_forms.file import read_text
-    from gputui.profiles.record_form import read_record
+    from gputui.profiles.record_form import parse_record_form
 
-    return read_record(read_text(path, "file of settings for the record"), path).group
+    return parse_record_form(read_text(path, "file of settings for the record"), path).group
 
 
 def load_used_gpus(path: Path) -> frozenset[int | str] | None:

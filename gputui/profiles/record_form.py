@@ -78,12 +78,12 @@ class RecordForm(Model):
         return self
 
 
-def read_record(text: str, path: Path) -> RecordForm:
+def parse_record_form(text: str, path: Path) -> RecordForm:
     """The settings of the file's text. Raises ProfileError."""
     return validated(parse_file(text, path), path, RecordForm)
 
 
 def read_retention(text: str, path: Path) -> Retention:
     """The default retention with the overrides of the file's text. Raises ProfileError."""
-    form = read_record(text, path)
+    form = parse_record_form(text, path)
     return Retention(form.raw, form.minutes, form.hours, form.events, form.size)

@@ -46,7 +46,7 @@ def number_or_word(value: float | None) -> float | str | None:
     return "-Infinity"
 
 
-# Constant properties of a GPU.
+# Of a GPU: its newest values with its names, and its constant properties.
 _VIEW_FIELDS = (
     "index", "uuid", "name", "utilization_percent", "memory_used_bytes", "memory_reserved_bytes", "memory_total_bytes",
     "temperature_celsius", "power_watts", "power_limit_watts", "sm_clock_mhz",

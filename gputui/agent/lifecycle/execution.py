@@ -21,7 +21,7 @@ from gputui.agent.lifecycle.live_attempt import (
     Sweeping,
 )
 from gputui.agent.lifecycle.postmortem import begin_postmortem, postmortem_task
-from gputui.agent.lifecycle.run_files import attempt_dir, read_record
+from gputui.agent.lifecycle.run_files import attempt_dir, read_executor_record
 from gputui.agent.lifecycle.source_search import SourceSearches
 from gputui.core import units
 from gputui.metrics.ingest import IngestReport
@@ -77,7 +77,7 @@ def serve(attempt: LiveAttempt, phase: Serving, context: AgentContext) -> Phase 
                 note_running(context, attempt.record.run_id, attempt.record.number, cause)
             phase.is_noted = True
         return phase
-    record = read_record(folder / "exit.json")
+    record = read_executor_record(folder / "exit.json")
     if not kind.is_replaceable or record is not None:
         exited_at = time_in((record or {}).get("ended_at")) or context.now()
         repository.set_attempt_exited(context.connection, attempt.record.run_id, attempt.record.number, exited_at)
@@ -92,7 +92,7 @@ def serve(attempt: LiveAttempt, phase: Serving, context: AgentContext) -> Phase 
 def _note_placement(attempt: LiveAttempt, folder: Path, context: AgentContext) -> None:
     """Store the placement that the executor reports; a new state or restart becomes an event."""
     try:
-        placement = PlacementView.from_json(read_record(folder / "placement.json") or {})
+        placement = PlacementView.from_json(read_executor_record(folder / "placement.json") or {})
     except ValueError:
         return
     if placement == attempt.placement:
@@ -119,7 +119,7 @@ def _note_placement(attempt: LiveAttempt, folder: Path, context: AgentContext) -
 def _note_start(attempt: LiveAttempt, folder: Path, context: AgentContext) -> None:
     """Store when the command started, its executor's identity, and which limits of the launching
     shell it lacks."""
-    started = read_record(folder / "started.json")
+    started = read_executor_record(folder / "started.json")
     if started is None or (attempt.executor.kind.is_replaceable and started.get("at") is None):
         # The runner runs, but the command has not started on the target.
         return
@@ -226,7 +226,7 @@ def sweep(
     if has_ended and record.gpus and not _gpus_were_sampled(phase.ended_at or 0.0, phase.ended_clock, context):
         return phase
     folder = attempt_dir(context.workspace, record.run_id, record.number)
-    exit_record: dict[str, Any] | None = read_record(folder / "exit.json")
+    exit_record: dict[str, Any] | None = read_executor_record(folder / "exit.json")
     attempt.executor.release()
     run_dir = context.workspace.run_dir(record.run_id)
     leftovers = attempt.executor.kind.processes(context.scanner.scan(), run_dir, record)

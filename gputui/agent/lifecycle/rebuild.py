@@ -25,7 +25,7 @@ from gputui.agent.lifecycle.run_files import (
     attempt_numbers,
     open_metrics,
     rank_output,
-    read_record,
+    read_executor_record,
 )
 from gputui.agent.lifecycle.source_search import readmit_sources
 from gputui.core.files import read_regular
@@ -174,8 +174,8 @@ def _read_attempts(folder: Path) -> list[_Attempt]:
     attempts = []
     for number in attempt_numbers(folder):
         attempt_folder = folder / "attempts" / str(number)
-        started = read_record(attempt_folder / "started.json")
-        ended = read_record(attempt_folder / "exit.json")
+        started = read_executor_record(attempt_folder / "started.json")
+        ended = read_executor_record(attempt_folder / "exit.json")
         # An agent may be killed after it wrote the plan and before it started the executor.
         if started is None and ended is None and not processes_of(folder, number):
             continue
@@ -251,7 +251,7 @@ def _insert_attempts(
     elif record.get("stop_requested"):
         state = RunState.STOPPED
         end = "stopped"
-    elif early := read_record(folder / "attempts" / str(newest.number) / EARLY_FILE):
+    elif early := read_executor_record(folder / "attempts" / str(newest.number) / EARLY_FILE):
         newest = newest._replace(ended={**record, **early})
         state = RunState.STOPPED
         end = "ended early with exit code 0"

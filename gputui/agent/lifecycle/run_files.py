@@ -66,7 +66,7 @@ def rank_output(spec: RunSpec, gpus_given: int, folder: Path) -> str:
     return f"{FIRST_NODE}/{output}"
 
 
-def read_record(path: Path) -> dict[str, Any] | None:
+def read_executor_record(path: Path) -> dict[str, Any] | None:
     """A record that the executor wrote, or None if there is none. A damaged one counts as an empty
     record, because the executor did write it."""
     try:

@@ -18,7 +18,7 @@ import msgspec
 from gputui.agent.context import AgentContext
 from gputui.agent.jobs import Job, JobKey, Purpose
 from gputui.agent.lifecycle.live_attempt import LiveAttempt
-from gputui.agent.lifecycle.run_files import attempt_dir, overlap, read_record, source_path
+from gputui.agent.lifecycle.run_files import attempt_dir, overlap, read_executor_record, source_path
 from gputui.metrics.files import fixed_part, state_at
 from gputui.metrics.source_state import SourceState
 from gputui.metrics.trackers import TRACKERS
@@ -70,7 +70,7 @@ def readmit_sources(context: AgentContext, run_id: str, number: int) -> None:
 
 def _stored_sources(folder: Path) -> list[NewSource]:
     """The sources that an attempt's folder names."""
-    record = read_record(folder / SOURCES_FILE) or {}
+    record = read_executor_record(folder / SOURCES_FILE) or {}
     return msgspec.convert(record.get("sources", []), list[NewSource])
 
 

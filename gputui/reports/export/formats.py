@@ -15,7 +15,8 @@ LOCAL_DATABASE = "sqlite:///"
 
 
 class FormatFacts(Struct, frozen=True):
-    """A format. A new one needs a row here, a file for its sink, a row in docs/profiles.md, a test.
+    """A format. A new one needs its name in `Format`, a row here, a file for its sink, a row in
+    docs/profiles.md, a test.
 
     Attributes:
         sink: the `sink.Sink` in this package, as module:class; imported when needed.
