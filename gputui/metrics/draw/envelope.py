@@ -4,7 +4,7 @@ one point among a million stays a spike, and a NaN stays visible."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 
@@ -83,6 +83,45 @@ class Bin:
         self.last_x = later.last_x
 
 
+class _Groups:
+    """Bins joined in groups of neighbours, of which those that did not change are kept for the next time.
+
+    Attributes:
+        layout: the window and the bins of a group; None before the first time.
+        groups: each group's number and its bin, in order.
+        changed_from: the index of the first bin that changed since.
+    """
+
+    def __init__(self) -> None:
+        self.layout: tuple[float, float, int] | None = None
+        self.groups: list[tuple[int, Bin]] = []
+        self.changed_from = 0
+
+    def join(self, bins: Mapping[int, Bin], indices: range, layout: tuple[float, float, int]) -> list[Bin]:
+        """The bins of some indices in groups, each at a multiple of its size."""
+        first = indices.start
+        size = layout[2]
+        if layout != self.layout:
+            self.layout = layout
+            self.groups.clear()
+            self.changed_from = first
+        changed_group = max(self.changed_from, first) // size
+        while self.groups and self.groups[-1][0] >= changed_group:
+            self.groups.pop()
+        if self.groups:
+            first = max(first, (self.groups[-1][0] + 1) * size)
+        for index in range(first, indices.stop):
+            bucket = bins.get(index)
+            if bucket is None:
+                continue
+            if self.groups and self.groups[-1][0] == index // size:
+                self.groups[-1][1].merge(bucket)
+            else:
+                self.groups.append((index // size, bucket.copy()))
+        self.changed_from = indices.stop
+        return [group for _, group in self.groups]
+
+
 @dataclass(slots=True)
 class Buckets:
     """A growing series in at most `capacity` (2 or more) bins of equal width in x, or in the
@@ -105,11 +144,7 @@ class Buckets:
     _bins: dict[int, Bin] = field(default_factory=dict, init=False)
     _lowest: int = field(default=0, init=False)
     _highest: int = field(default=0, init=False)
-    # What `bins` returned last, by group, how it was asked for, and the first bin that changed
-    # since.
-    _groups: list[tuple[int, Bin]] = field(default_factory=list, init=False)
-    _grouped_as: tuple[float, float, int] | None = field(default=None, init=False)
-    _changed_from: int = field(default=0, init=False)
+    _groups: _Groups = field(default_factory=_Groups, init=False)
 
     def __post_init__(self) -> None:
         self._width = self.resolution
@@ -153,32 +188,10 @@ class Buckets:
         size = 1
         while last // size - first // size >= limit:
             size *= 2
-        grouped_as = (start, end, size)
-        if grouped_as != self._grouped_as:
-            self._grouped_as = grouped_as
-            self._groups.clear()
-            self._changed_from = first
-        groups = self._groups
-        changed_group = max(self._changed_from, first) // size
-        while groups and groups[-1][0] >= changed_group:
-            groups.pop()
-        begin = first
-        if groups:
-            begin = max(first, (groups[-1][0] + 1) * size)
-        for index in range(begin, last + 1):
-            bucket = self._bins.get(index)
-            if bucket is None:
-                continue
-            if groups and groups[-1][0] == index // size:
-                groups[-1][1].merge(bucket)
-            else:
-                groups.append((index // size, bucket.copy()))
-        self._changed_from = last + 1
-        return [group for _, group in groups]
+        return self._groups.join(self._bins, range(first, last + 1), (start, end, size))
 
     def _index(self, x: float) -> int | None:
-        """The index of the bin at `x`, after widening the bins until it fits; None if x has no
-        place."""
+        """The index of the bin at `x`, after making room for it; None if x has no place."""
         if not math.isfinite(x) or (self.is_log and x <= 0):
             return None
         place = math.log10(x) if self.is_log else x
@@ -186,15 +199,16 @@ class Buckets:
             self._double()
         index = math.floor(place / self._width)
         if not self._bins:
-            self._lowest = self._highest = index
+            self._lowest = index
+            self._highest = index
         elif not self._lowest <= index <= self._highest:
             while max(index, self._highest) - min(index, self._lowest) >= self.capacity:
                 self._double()
                 index = math.floor(place / self._width)
             self._lowest = min(index, self._lowest)
             self._highest = max(index, self._highest)
-        if index < self._changed_from:
-            self._changed_from = index
+        if index < self._groups.changed_from:
+            self._groups.changed_from = index
         return index
 
     def _double(self) -> None:
@@ -204,14 +218,10 @@ class Buckets:
             if target is not self._bins[index]:
                 target.merge(self._bins[index])
         self._bins = merged
-        self._grouped_as = None
+        self._groups.layout = None
         self._width *= 2
         self._lowest //= 2
         self._highest //= 2
-
-
-_AT_ONCE = 16
-"""Bins whose usual scatter is taken together."""
 
 
 def _decade(x: float) -> float:
@@ -220,13 +230,17 @@ def _decade(x: float) -> float:
     return -math.inf
 
 
+_NEIGHBOURS = 16
+"""Bins whose usual scatter is taken together: enough for a median, few enough to follow a change."""
+
+
 def without_noise(bins: Sequence[Bin]) -> Sequence[Bin]:
     """The bins with noise as a line: one whose values scatter at most twice as much as is usual
-    around it has only their middle, or the mean if that is its first and last value."""
+    around it is drawn at their middle, or at the mean of a bin that has its mean as first and last value."""
     calm: list[Bin] = []
-    for start in range(0, len(bins), _AT_ONCE):
-        some = bins[start : start + _AT_ONCE]
-        around = bins[max(0, start + len(some) - _AT_ONCE) : start + len(some)]
+    for start in range(0, len(bins), _NEIGHBOURS):
+        some = bins[start : start + _NEIGHBOURS]
+        around = bins[max(0, start + len(some) - _NEIGHBOURS) : start + len(some)]
         ends = ((bucket.low, bucket.high) for bucket in around)
         spreads = sorted(high - low for low, high in ends if low is not None and high is not None)
         most = 0.0
