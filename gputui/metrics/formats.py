@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from gputui.metrics.contract import Parsed, ParsedLine, Rejected, parse_line, parse_values
-from gputui.metrics.learning import Learned, LearnedLines
+from gputui.metrics.learning import LearnedLines, LearnedState
 from gputui.metrics.line_format import LineFormat
 from gputui.metrics.printed import CUT_OFF, STEP_NAMES, OutputPatterns, step_line
 from gputui.metrics.values import printed_number
@@ -169,7 +169,7 @@ def format_named(name: str, reading: Reading = DEFAULT_READING) -> LineFormat:
         case "stdout" if reading.patterns:
             return OutputPatterns(reading.patterns, reading.step, reading.units, reading.learned)
         case "stdout":
-            learned = msgspec.convert(reading.learned or {}, Learned, strict=False)
+            learned = msgspec.convert(reading.learned or {}, LearnedState, strict=False)
             return LearnedLines(learned, batch_size=reading.batch_size)
     raise ValueError(f"{name!r} is no format of lines")
 

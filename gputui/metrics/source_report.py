@@ -11,7 +11,7 @@ import orjson
 from msgspec import Struct
 
 from gputui.metrics.formats import Reading
-from gputui.metrics.learning import Learned, LearnedLines
+from gputui.metrics.learning import LearnedLines, LearnedState
 from gputui.metrics.learning.patterns import profile_pattern
 from gputui.store.metrics.stored_lines import NOT_METRICS
 
@@ -29,8 +29,11 @@ class SourceReport(Struct, frozen=True):
     """A source with lines, or whose output is searched for metrics.
 
     Attributes:
+        lines: how many.
+        names: those of its metrics.
         step: what counts its steps, if the profile or its header says so.
-        forms: the forms of lines that were learned; ``remarks`` what was seen and is not taken.
+        forms: the forms of lines that were learned.
+        remarks: what was seen in its lines and is not taken.
     """
 
     path: str
@@ -68,11 +71,11 @@ def source_reports(connection: sqlite3.Connection, run_id: str) -> list[SourceRe
 
 
 def _learned(reading: Reading) -> tuple[tuple[LearnedForm, ...], tuple[str, ...]]:
-    learned = msgspec.convert(reading.learned or {}, Learned, strict=False)
+    learned = msgspec.convert(reading.learned or {}, LearnedState, strict=False)
     return learned_forms(learned), tuple(LearnedLines(learned).remarks)
 
 
-def learned_forms(learned: Learned) -> tuple[LearnedForm, ...]:
+def learned_forms(learned: LearnedState) -> tuple[LearnedForm, ...]:
     """The forms of lines that were learned, but for those that only count."""
     shapes = (shape for shape in learned.shapes if shape.names)
     return tuple(LearnedForm(shape.example, shape.names, profile_pattern(shape)) for shape in shapes)
@@ -81,4 +84,5 @@ def learned_forms(learned: Learned) -> tuple[LearnedForm, ...]:
 def _names(connection: sqlite3.Connection, source_id: int) -> Iterator[str]:
     rows = connection.execute("SELECT data FROM metric_newest WHERE source_id = ?", (source_id,))
     names = {name: None for (data,) in rows for name in orjson.loads(data)}
+    # The number of steps in all is a property of the run.
     return (name for name in names if name not in NOT_METRICS | {"total_steps"})

@@ -1,6 +1,6 @@
 """Metrics of a program that nobody has described, learned from the lines that it prints.
 
-In: lines of output, one after another. Out: records by step, and `Learned`, which goes on after a restart.
+In: lines of output, one after another. Out: records by step, and `LearnedState`, which goes on after a restart.
 `whole_lines` strips what loggers write and joins the lines of a box or a dictionary, `tokens` reads a line as words and
 numbers, `columns` names the numbers, `words` says what a name means. `candidates` collects lines of one shape,
 `column_values` are the numbers of one column in them, `counting` finds the step and the epoch among these, `evidence`
@@ -15,7 +15,7 @@ lines that have another part too. A name such as ``eval_loss`` or ``train/CrossE
 memory, sizes, other counters and the best of several are left out. What is not sure is not stored.
 """
 
-from gputui.metrics.learning.learned import Learned
+from gputui.metrics.learning.learned_state import LearnedState
 from gputui.metrics.learning.lines import LearnedLines
 
-__all__ = ["Learned", "LearnedLines"]
+__all__ = ["LearnedLines", "LearnedState"]

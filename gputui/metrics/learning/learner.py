@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from gputui.metrics.learning.candidates import NEWEST, Candidate, has_metric, is_counter, is_promising, names_epoch
 from gputui.metrics.learning.columns import PrintedLine, header_cells, leading_cells, read_line
 from gputui.metrics.learning.evidence import LogSoFar, learn, learn_counter
-from gputui.metrics.learning.learned import Learning, Running
+from gputui.metrics.learning.learned_state import Learning, Running
 from gputui.metrics.learning.patterns import pattern_of
 from gputui.metrics.learning.shapes import LearnedColumn, LearnedShape
 from gputui.metrics.learning.words import SIGNS, Sense, has_metric_piece, meaning, normal_name

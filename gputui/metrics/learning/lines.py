@@ -16,7 +16,7 @@ from gputui.core.training_log import MAX_STEP
 from gputui.metrics.contract import Parsed, ParsedLine, parse_values
 from gputui.metrics.epochs import EpochCount
 from gputui.metrics.learning.evidence import LogSoFar
-from gputui.metrics.learning.learned import Learned, Running
+from gputui.metrics.learning.learned_state import LearnedState, Running
 from gputui.metrics.learning.learner import Learner
 from gputui.metrics.learning.positions import ContinuedCount, Position
 from gputui.metrics.learning.shapes import Counters, LearnedShape, ShapeReader
@@ -60,7 +60,7 @@ class LearnedLines(LineFormat):
 
     def __init__(
         self,
-        learned: Learned = Learned(),  # noqa: B008
+        learned: LearnedState = LearnedState(),  # noqa: B008
         *,
         batch_size: int | None = None,
         learns: bool = True,
@@ -70,7 +70,7 @@ class LearnedLines(LineFormat):
         self._batch_size = batch_size
         self._earlier_counts = learned.earlier_counts
         self._has_news = False
-        self._learned: Learned | None = learned
+        self._learned: LearnedState | None = learned
         self._running = replace(running, recent={**running.recent}, ranks={**running.ranks})
         self._whole_lines = WholeLines(running.records)
         self._learner = Learner(learned.learning)
@@ -84,7 +84,7 @@ class LearnedLines(LineFormat):
             self._use(shape, position)
 
     @property
-    def learned(self) -> Learned:
+    def learned(self) -> LearnedState:
         if self._learned is None:
             running = replace(
                 self._running,
@@ -96,11 +96,11 @@ class LearnedLines(LineFormat):
                 counts={scale: count.state for scale, count in self._shapes.counts.items()},
                 records=self._whole_lines.state,
             )
-            self._learned = Learned(self._shapes.learned, running, self._learner.learning, self._earlier_counts)
+            self._learned = LearnedState(self._shapes.learned, running, self._learner.learning, self._earlier_counts)
         return self._learned
 
     @property
-    def inherited(self) -> Learned:
+    def inherited(self) -> LearnedState:
         return self.learned.for_next_attempt
 
     @property
@@ -109,7 +109,7 @@ class LearnedLines(LineFormat):
 
     def restarted(self) -> LearnedLines:
         counts = self._earlier_counts
-        again = Learned(self._shapes.learned, Running(counts={**counts}), earlier_counts=counts)
+        again = LearnedState(self._shapes.learned, Running(counts={**counts}), earlier_counts=counts)
         return LearnedLines(again, batch_size=self._batch_size, learns=self._learns)
 
     @property

@@ -15,7 +15,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gputui.metrics.contract import ParsedLine, Rejected
-from gputui.metrics.learning.learned import Learned, Learning
+from gputui.metrics.learning.learned_state import LearnedState, Learning
 from gputui.metrics.learning.lines import LearnedLines
 from gputui.metrics.learning.whole_lines import WholeLines
 from gputui.metrics.learning.words import Sense, meaning, normal_name
@@ -336,7 +336,7 @@ def test_numbers_of_a_list_may_have_three_digits() -> None:
 
 
 def test_learning_from_lines_that_never_come_again_ends() -> None:
-    reader = LearnedLines(Learned(learning=Learning(characters=10**9)))
+    reader = LearnedLines(LearnedState(learning=Learning(characters=10**9)))
     before = reader.learned.learning.characters
     for number in range(300):
         reader.parse(f"{chr(97 + number % 26)}{chr(97 + number // 26)} loss {number}".encode())
@@ -357,7 +357,7 @@ def test_never_raises(lines: list[str], rest: bytes) -> None:
     reader.parse(rest)
     reader.parse_unterminated(rest)
     reader.conclude()
-    again: Any = msgspec.json.decode(msgspec.json.encode(reader.learned), type=Learned)
+    again: Any = msgspec.json.decode(msgspec.json.encode(reader.learned), type=LearnedState)
     assert again == reader.learned
     assert all(isinstance(remark, str) for remark in reader.remarks)
 

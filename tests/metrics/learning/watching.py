@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from gputui.metrics.contract import Parsed, ParsedLine
-from gputui.metrics.learning.learned import Learned
+from gputui.metrics.learning.learned_state import LearnedState
 from gputui.metrics.learning.lines import LearnedLines
 
 from .forms import Printed
@@ -35,12 +35,12 @@ def lines_of(text: str) -> list[str]:
 
 
 def watch(
-    text: str, learned: Learned | None = None, *, restart_every: int | None = None, batch_size: int | None = None
+    text: str, learned: LearnedState | None = None, *, restart_every: int | None = None, batch_size: int | None = None
 ) -> Watched:
     """Read an output to its end. ``restart_every``: a new reader, with what is stored, after so many lines;
     ``batch_size``: the samples of a batch, if they are known."""
     lines: Sequence[bytes] = [line.encode() for line in lines_of(text)]
-    begin = learned or Learned()
+    begin = learned or LearnedState()
     for _ in range(100):
         reader = LearnedLines(begin, batch_size=batch_size)
         records = []
@@ -50,7 +50,7 @@ def watch(
                 break
             if restart_every and number % restart_every == 0:
                 stored = msgspec.json.encode(reader.learned)
-                reader = LearnedLines(msgspec.json.decode(stored, type=Learned), batch_size=batch_size)
+                reader = LearnedLines(msgspec.json.decode(stored, type=LearnedState), batch_size=batch_size)
         else:
             reader.conclude()
             if not reader.has_news:

@@ -14,14 +14,18 @@ class Running(Struct):
     """Where the reading is.
 
     Attributes:
-        newest, total: The newest step, and the steps of the run if they are known.
+        newest: The newest step.
+        total: The steps of the run, None if they are not known.
         nested: The place of a bar with fewer steps than the last one, since that was drawn.
-        epoch, epochs: Those of the last header; ``epochs_before`` those of the trainings before.
-        steps, headers: The states of each `ContinuedCount`.
+        epoch: The one of the last header.
+        epochs: How many that header says there are.
+        epochs_before: Those of the trainings before.
+        steps, headers: The states of each `ContinuedCount`, of steps and of epochs in headers.
         part: The part of the data which the last metric line names.
         recent: The names that are stored at the newest places, by place.
         ranks: The lowest rank that prints a shape, by the index of the shape.
-        positions, counts: The states of each `Position`, by shape, and of each `EpochCount`, by scale.
+        positions: The state of each `Position`, by shape.
+        counts: The state of each `EpochCount`, by scale.
         last_text: The last line, which another rank may repeat.
         records: The lines of the records that have begun, of each rank.
         is_cleared: The last line overwrote a bar with blanks.
@@ -64,7 +68,7 @@ class Learning(Struct, frozen=True):
     headers: tuple[str, ...] = ()
 
 
-class Learned(Struct, frozen=True):
+class LearnedState(Struct, frozen=True):
     """What the next reader of an output goes on with. ``earlier_counts`` are the ``counts`` of the attempt before, with
     which the output begins."""
 
@@ -74,7 +78,7 @@ class Learned(Struct, frozen=True):
     earlier_counts: Mapping[str, tuple[int | None, ...]] = field(default_factory=dict)
 
     @property
-    def for_next_attempt(self) -> Learned:
+    def for_next_attempt(self) -> LearnedState:
         """What the output of the next attempt is read with: it counts on the same scale, and may repeat steps."""
         counts = self.running.counts
-        return Learned(self.shapes, Running(counts=counts), earlier_counts=counts)
+        return LearnedState(self.shapes, Running(counts=counts), earlier_counts=counts)
