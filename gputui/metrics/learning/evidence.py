@@ -15,7 +15,7 @@ from typing import NamedTuple
 from gputui.metrics.learning.candidates import NEWEST, Candidate, Row, counter_of
 from gputui.metrics.learning.column_values import ColumnValues
 from gputui.metrics.learning.columns import PrintedLine, PrintedNumber
-from gputui.metrics.learning.counting import CountingColumns, find_counting
+from gputui.metrics.learning.counter_columns import CounterColumns, find_counters
 from gputui.metrics.learning.shapes import LearnedColumn, LearnedShape, Role
 from gputui.metrics.learning.words import HELD_OUT, Sense, has_part
 
@@ -73,10 +73,10 @@ def learn_counter(line: PrintedLine, candidate: Candidate) -> LearnedShape | Non
     if column is None:
         return None
     role: Role = "step"
-    counting = CountingColumns(column, None, True)
+    counting = CounterColumns(column, None, True)
     if column.meaning is Sense.EPOCH:
         role = "epoch"
-        counting = CountingColumns(None, column, True)
+        counting = CounterColumns(None, column, True)
     evidence = replace(gather(line.columns, candidate.rows), counting=counting)
     return _shape(line, _counter(column, role), evidence)
 
@@ -92,7 +92,7 @@ class ShapeEvidence:
 
     rows: Sequence[Row]
     values: Sequence[ColumnValues]
-    counting: CountingColumns
+    counting: CounterColumns
 
     def values_of(self, column: PrintedNumber) -> ColumnValues:
         return next(values for values in self.values if values.column == column)
@@ -165,7 +165,7 @@ def gather(columns: Sequence[PrintedNumber], rows: Sequence[Row]) -> ShapeEviden
     """The columns that count in lines of a shape, and the lines without those that say nothing new."""
     outer_rows = _rows_of_largest_total(columns, _rows_of_first_rank(columns, rows))
     values = ColumnValues.of_rows(columns, outer_rows)
-    counting = find_counting(values, others_advance=_advancing_counter(outer_rows) is not None)
+    counting = find_counters(values, others_advance=_advancing_counter(outer_rows) is not None)
     new_rows = _rows_at_new_places(values, outer_rows, counting)
     if len(new_rows) < len(outer_rows):
         values = ColumnValues.of_rows(columns, new_rows)
@@ -194,9 +194,7 @@ def _rows_of_largest_total(columns: Sequence[PrintedNumber], rows: Sequence[Row]
     return [row for row, total in zip(rows, totals, strict=True) if total == largest]
 
 
-def _rows_at_new_places(
-    values: Sequence[ColumnValues], rows: Sequence[Row], counting: CountingColumns
-) -> Sequence[Row]:
+def _rows_at_new_places(values: Sequence[ColumnValues], rows: Sequence[Row], counting: CounterColumns) -> Sequence[Row]:
     """The lines without those that count as the line before: other ranks, or a bar that is redrawn. Places that are
     all at their total are not compared."""
     counters = [index for index, item in enumerate(values) if item.column in (counting.step, counting.epoch)]

@@ -20,7 +20,7 @@ _NEAR_TOKENS = 4
 _BARE_COUNTERS = 2
 
 
-class CountingColumns(NamedTuple):
+class CounterColumns(NamedTuple):
     """The columns that count; ``is_named``: their names say so."""
 
     step: PrintedNumber | None
@@ -33,7 +33,7 @@ class CountingColumns(NamedTuple):
         return self.step is not None and self.step.is_pair and self.step.part in HELD_OUT
 
 
-def find_counting(values: Sequence[ColumnValues], *, others_advance: bool) -> CountingColumns:
+def find_counters(values: Sequence[ColumnValues], *, others_advance: bool) -> CounterColumns:
     """The columns that count: named steps before places of a total, epochs alone, and bare numbers.
 
     Of several steps that agree the finer one is taken, and one of the whole training rather than a place.
@@ -47,18 +47,18 @@ def find_counting(values: Sequence[ColumnValues], *, others_advance: bool) -> Co
     named_steps = [item for item in values if item.column.meaning is Sense.STEP and item.counts_up]
     if named_steps:
         step = max(named_steps, key=lambda item: (sum(item.rises), not item.column.is_pair))
-        return CountingColumns(step.column, epoch, True)
+        return CounterColumns(step.column, epoch, True)
     place = next((item for item in values if _is_place(item, others_advance)), None)
     if place is not None:
         is_named = epoch is not None or place.column.is_bar
-        return CountingColumns(place.column, epoch or _epoch_before(values, place), is_named)
+        return CounterColumns(place.column, epoch or _epoch_before(values, place), is_named)
     if epoch is not None:
-        return CountingColumns(None, epoch, True)
+        return CounterColumns(None, epoch, True)
     leading = takewhile(lambda item: not item.column.name and not item.column.is_pair, values)
     bare = [item for item in list(leading)[:_BARE_COUNTERS] if item.counts_up and len(set(item.rises)) == 1]
     if bare:
-        return CountingColumns(bare[-1].column, _epoch_before(values, bare[-1]), False)
-    return CountingColumns(None, None, False)
+        return CounterColumns(bare[-1].column, _epoch_before(values, bare[-1]), False)
+    return CounterColumns(None, None, False)
 
 
 def _is_place(values: ColumnValues, others_advance: bool) -> bool:
