@@ -62,10 +62,10 @@ def _look(workspace: Workspace, connection: sqlite3.Connection, gpus: int, looks
     at = 0.0
     context = AgentContext.of(connection, workspace, wake=lambda: None, now=lambda: began + at, monotonic=lambda: at)
     recorder = context.recorder
-    recorder.take([Inventory(began, "nvml", None, facts)])
+    recorder.take([Inventory(began, "nvml", driver_version=None, gpus=facts)])
     record = _train(connection, [gpu.uuid for gpu in facts], began)
     watched = begin(connection, record, at, began)
-    executor = ExecutorProcess(None, workspace.runs, context.executors.of(None))
+    executor = ExecutorProcess(identity=None, folder=workspace.runs, kind=context.executors.of(None))
     resolved = ResolvedRun(SPEC, POLICIES["standard"], BY_LOOK)
     live = LiveAttempt(record, executor, resolved, watched=watched)
     alerting = AlertEvaluation(context, lambda: [live])
@@ -77,7 +77,7 @@ def _look(workspace: Workspace, connection: sqlite3.Connection, gpus: int, looks
         host = HostSample(began + at, memory_used_bytes=50 * GIB, memory_total_bytes=100 * GIB)
         recorder.take([tick, host])
         values = {"loss": 5.0 - step / looks, "step_time": 0.3, "data_time": 0.01, "grad_norm": 1.0, "lr": 1e-3}
-        line = WatchedLine(1, None, step, began + at, None, values, began + at)
+        line = WatchedLine(1, rank=None, step=step, at=began + at, event=None, values=values, stored_at=began + at)
         watched.watch.take([line], at, began + at)
         before = time.process_time()
         alerting.poll()

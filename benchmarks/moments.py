@@ -49,8 +49,8 @@ def measure(lines: int = curves.LINES, seconds: int = DAY_SECONDS, rounds: int =
             reader.read(connection, end, page)
             return {
                 "lines": lines,
-                **_named("overview", _read(reader, connection, Interest(), end, seconds, rounds)),
-                **_named("page", _read(reader, connection, page, end, seconds, rounds)),
+                **_named("overview", _read(reader, connection, Interest(), end=end, seconds=seconds, rounds=rounds)),
+                **_named("page", _read(reader, connection, page, end=end, seconds=seconds, rounds=rounds)),
             }
 
 

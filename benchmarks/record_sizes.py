@@ -44,7 +44,7 @@ def bytes_on_disk(gpus: int, hertz: float, seconds: float = HOUR) -> dict[str, A
         recorder = Recorder(connection, workspace.runs, lambda: now[0])
         janitor = Janitor(workspace, recorder, 1 / hertz, lambda: now[0])
         facts = tuple(GpuFacts(f"GPU-{i}", i, "H200") for i in range(gpus))
-        recorder.take([Inventory(START, "simulated", None, facts)])
+        recorder.take([Inventory(START, "simulated", driver_version=None, gpus=facts)])
         noise = random.Random(7)
         tidy_at = slow_at = 0.0
         turns: list[float] = []
@@ -103,10 +103,22 @@ def _tick(at: float, gpus: int, noise: random.Random, *, slow: bool) -> list[Mes
         for i in range(gpus)
     ]
     host = HostSample(
-        at, noise.uniform(20, 30), 192, noise.uniform(20, 30), noise.randrange(10**11), 10**12, 0,
-        noise.uniform(0, 1e9), noise.uniform(0, 1e8), noise.randrange(10**12), 10**13, 4 << 30, 500 << 30,
-        noise.uniform(0, 1e7), noise.uniform(0, 1e7),
-    )  # fmt: skip
+        at,
+        noise.uniform(20, 30),
+        192,
+        load_1m=noise.uniform(20, 30),
+        memory_used_bytes=noise.randrange(10**11),
+        memory_total_bytes=10**12,
+        swap_used_bytes=0,
+        disk_read_bytes_per_second=noise.uniform(0, 1e9),
+        disk_write_bytes_per_second=noise.uniform(0, 1e8),
+        disk_used_bytes=noise.randrange(10**12),
+        disk_total_bytes=10**13,
+        shm_used_bytes=4 << 30,
+        shm_total_bytes=500 << 30,
+        network_received_bytes_per_second=noise.uniform(0, 1e7),
+        network_sent_bytes_per_second=noise.uniform(0, 1e7),
+    )
     if not slow:
         return [FastTick(at, tuple(fast)), host]
     slows = tuple(

@@ -98,11 +98,20 @@ class StillProcesses(ProcessReader):
         listed = [process for gpu in gpus for process in gpu.processes or () if process.run_id is not None]
         return {
             process.pid: HostProcess(
-                process.pid, 31_399, process.start_ticks or 1, "R", process.user, process.command or "",
-                98.0 - (process.rank or 0), (9 + (process.rank or 0)) << 30, process.run_id, process.rank, 19_800.0,
+                process.pid,
+                31_399,
+                process.start_ticks or 1,
+                state="R",
+                user=process.user,
+                command=process.command or "",
+                cpu_percent=98.0 - (process.rank or 0),
+                memory_bytes=(9 + (process.rank or 0)) << 30,
+                run_id=process.run_id,
+                rank=process.rank,
+                running_seconds=19_800.0,
             )
             for process in listed
-        }  # fmt: skip
+        }
 
 
 @contextlib.contextmanager

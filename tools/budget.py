@@ -127,7 +127,7 @@ def shapes(rooms: Mapping[str, Room], tracked: list[str], root: Path) -> Iterato
                     once += length <= 9 and named[node.name] == 2
         counted = measure(rooms[name], tracked, root)
         longest = max(len(texts[file].splitlines()) for file in found)
-        yield Shape(name, counted["lines"], len(found), longest, sum(lengths) / len(lengths), once)
+        yield Shape(name, counted["lines"], len(found), longest=longest, mean=sum(lengths) / len(lengths), once=once)
 
 
 def tracked_files() -> list[str]:

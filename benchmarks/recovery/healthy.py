@@ -198,7 +198,9 @@ class Run:
     def _event(self, name: str) -> tuple[WatchedLine, ...]:
         if not self.writes_events:
             return ()
-        return (WatchedLine(1, 0, self.count * self.log_every, 0.0 if self.tells_time else None, name, {}),)
+        return (
+            WatchedLine(1, 0, self.count * self.log_every, at=0.0 if self.tells_time else None, event=name, values={}),
+        )
 
     def _lines(self, seconds: float) -> tuple[WatchedLine, ...]:
         """The lines of one step; their times are filled in when they are written, so that 0.0 stands for now."""
@@ -206,7 +208,7 @@ class Run:
         at = 0.0 if self.tells_time else None
         values = {"loss": self.loss(), "grad_norm": self.norm()}
         if not self.every_rank_tells:
-            return (WatchedLine(1, None if self.ranks == 1 else 0, step, at, None, values),)
+            return (WatchedLine(1, None if self.ranks == 1 else 0, step, at=at, event=None, values=values),)
         compute_seconds = [0.7 * seconds * math.exp(self.chance.gauss(0.0, self.rank_noise)) for _ in range(self.ranks)]
         if self.broken.slow_rank is not None:
             compute_seconds[self.broken.slow_rank] *= SLOW_FACTOR
@@ -216,7 +218,9 @@ class Run:
             if rank == 0 and self.count % self.rank_zero_every:
                 continue
             times = {"step_time": whole, "comm_time": whole - mine}
-            lines.append(WatchedLine(1, rank, step, at, None, {**values, **times} if rank == 0 else times))
+            lines.append(
+                WatchedLine(1, rank, step, at=at, event=None, values={**values, **times} if rank == 0 else times)
+            )
         return tuple(lines)
 
     def loss(self) -> float:

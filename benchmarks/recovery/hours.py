@@ -85,9 +85,9 @@ def found(fault: str, runs: int, *, seed: int = 1) -> Found:
         fault,
         runs,
         len(seconds),
-        statistics.median(seconds) if seconds else None,
-        statistics.median(lines) if lines else None,
-        max(evidence, default=None),
+        median_seconds=statistics.median(seconds) if seconds else None,
+        median_lines=statistics.median(lines) if lines else None,
+        worst_evidence_seconds=max(evidence, default=None),
     )
 
 

@@ -45,7 +45,15 @@ class Seen:
                 samples[f"GPU-{rank}"] = self._gpu(rank, what)
         readings = {
             (rank if self.ranks > 1 else None): [
-                ProcessReading(100 + rank, 1, states[rank], self.cpu[rank], self.queued[rank], self.io[rank], 1 << 30)
+                ProcessReading(
+                    100 + rank,
+                    1,
+                    states[rank],
+                    cpu_seconds=self.cpu[rank],
+                    queued_seconds=self.queued[rank],
+                    io_bytes=self.io[rank],
+                    private_bytes=1 << 30,
+                )
             ]
             for rank in range(self.ranks)
         }

@@ -90,7 +90,7 @@ class Watcher:
         self.lines += len(stretch.lines)
         for line in stretch.lines:
             at = None if line.at is None else self.wall
-            self.pending.append(WatchedLine(1, line.rank, line.step, at, line.event, line.values))
+            self.pending.append(WatchedLine(1, line.rank, line.step, at=at, event=line.event, values=line.values))
 
     def _look_through(self, end: float, stretch: Stretch) -> None:
         watched = self.watched
@@ -146,4 +146,4 @@ class Watcher:
 
 
 def _record(gpus: tuple[str, ...]) -> Attempt:
-    return Attempt("simulated", 1, "running", {}, gpus, {}, BEGAN_AT, BEGAN_AT)
+    return Attempt("simulated", 1, "running", params={}, gpus=gpus, launch={}, created_at=BEGAN_AT, started_at=BEGAN_AT)

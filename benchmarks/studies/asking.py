@@ -97,7 +97,7 @@ def _trial(journal: StudyJournal, view: TrialView, writer: StudyWriter, spec: St
             writer.set_rungs(trial.number, [PassedRung(rung, rung, value, 1)])
             writer.set_trial(trial, rung=rung)
     values = (min(curve), float(trial.params.get("width", 256)))[: len(spec.objectives)]
-    ruling = Ruling(TrialState.PRUNED) if is_pruned else Ruling(TrialState.COMPLETE, None, values)
+    ruling = Ruling(TrialState.PRUNED) if is_pruned else Ruling(TrialState.COMPLETE, reason=None, values=values)
     journal.end(trial.number, ruling, time.time())
     view.update(journal)
     return time.perf_counter() - began, time.process_time() - cpu_began

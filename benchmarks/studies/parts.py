@@ -347,7 +347,17 @@ def _segments(home: Lab, run_id: str) -> list[_Segment]:
             assert len(rates) == 1, f"{run_id} attempt {number} reports the rates {rates}"
             losses = {step: data["loss"] for step, data in lines}
             lr = json.loads(params)["lr"]
-            segments.append(_Segment(run_id, started_at, lr, lines[0][1]["lr"], resumed_from, lines[0][0], losses))
+            segments.append(
+                _Segment(
+                    run_id,
+                    started_at,
+                    lr,
+                    lr=lines[0][1]["lr"],
+                    resumed_from=resumed_from,
+                    first_step=lines[0][0],
+                    losses=losses,
+                )
+            )
     return segments
 
 

@@ -111,9 +111,16 @@ def run(peer: Peer, search: Search, kills: int) -> Outcome:
     wall = time.monotonic() - began
     result = peer.result()
     return Outcome(
-        wall, 100 * (wall / search.ideal_seconds - 1), result["best"], result["complete"],
-        search.trials - result["complete"], training, steering, by_hand, rss,
-    )  # fmt: skip
+        wall,
+        100 * (wall / search.ideal_seconds - 1),
+        result["best"],
+        complete=result["complete"],
+        lost=search.trials - result["complete"],
+        killed_training=training,
+        killed_steering=steering,
+        started_by_hand=by_hand,
+        rss_bytes=rss,
+    )
 
 
 class Gputui:

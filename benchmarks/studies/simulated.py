@@ -91,7 +91,7 @@ def planted_study(
             journal.report(trial.number, trial.rung, trial.best)
             if trial.rung == planted.STEPS:
                 trial.state = TrialState.COMPLETE
-                journal.end(trial.number, Ruling(trial.state, None, (trial.best,)), 0.0)
+                journal.end(trial.number, Ruling(trial.state, reason=None, values=(trial.best,)), 0.0)
             elif pruner != "none" and journal.should_prune(trial.number):
                 trial.state = TrialState.PRUNED
                 journal.end(trial.number, Ruling(trial.state), 0.0)
@@ -124,7 +124,7 @@ def moving_population(seed: int, *, members: int = 8, steps: int = 800, every: i
         population = [
             pbt.PopulationMember(number, rates[number], losses[number], can_give=True) for number in range(members)
         ]
-        exploits = pbt.choose_exploits(population, milestone, spec, MOVING_SPACE, LOSS, seed)
+        exploits = pbt.choose_exploits(population, milestone, spec, space=MOVING_SPACE, objective=LOSS, seed=seed)
         exploited += len(exploits)
         before = list(losses)
         for exploit in exploits:

@@ -132,7 +132,7 @@ class Agent:
         self.wakeups.doorbell.start()
         self._begin()
         self.sampler.start()
-        self.wakeups.selector.register(self.sampler.fileno(), selectors.EVENT_READ, None)
+        self.wakeups.selector.register(self.sampler.fileno(), selectors.EVENT_READ, data=None)
         self.report.describe(ready=True)
         log.info("agent %s started, pid %d", VERSION, os.getpid())
         self.context.janitor.start()
@@ -361,7 +361,7 @@ class Wakeups:
 
     def listen(self) -> None:
         """Let the pipe end a pause from now on."""
-        self.selector.register(self.read_end, selectors.EVENT_READ, None)
+        self.selector.register(self.read_end, selectors.EVENT_READ, data=None)
 
     def ring(self) -> None:
         """End the pause; from any thread."""

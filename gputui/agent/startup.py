@@ -55,7 +55,7 @@ def run_in_background(workspace: Workspace, *, interval_seconds: float, linger_s
     if linger_seconds is None:
         linger_seconds = LINGER_SECONDS
     options = AgentOptions(interval_seconds=interval_seconds, linger_seconds=linger_seconds)
-    return _run(workspace, options, lock, None)
+    return _run(workspace, options, lock, on_second=None)
 
 
 def record(
@@ -265,7 +265,11 @@ class _Reporter:
         indices = {uuid: gpu.index for uuid, gpu in recorder.facts.items()}
         runs = active_run_count(context.connection)
         problem = recorder.inventory.problem
-        self._print(record_shape(indices, recorder.fast.values(), recorder.host, problem, runs, context.now()))
+        self._print(
+            record_shape(
+                indices, recorder.fast.values(), recorder.host, gpu_problem=problem, active_runs=runs, now=context.now()
+            )
+        )
         if self.is_gone:
             agent.is_stopping = True
 

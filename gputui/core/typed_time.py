@@ -29,7 +29,7 @@ def parse_moment(text: str, now: float, zone: tzinfo | None = None) -> float:
     span = (-1, typed[1:]) if typed.startswith("-") else None
     at = _moment(typed, now, zone, span, EXAMPLES)
     if _CLOCK.fullmatch(typed) is not None and at > now:
-        at = _moment(typed, now, zone, None, EXAMPLES, days=-1)
+        at = _moment(typed, now, zone, span=None, examples=EXAMPLES, days=-1)
     if at > now:
         raise TypedTimeError(f"{typed} is still to come")
     return at
@@ -41,7 +41,7 @@ def parse_begin(text: str, now: float, zone: tzinfo | None = None) -> float:
     span = (1, typed[2:]) if typed.startswith("in ") else None
     at = _moment(typed, now, zone, span, COMING)
     if _CLOCK.fullmatch(typed) is not None and at <= now:
-        at = _moment(typed, now, zone, None, COMING, days=1)
+        at = _moment(typed, now, zone, span=None, examples=COMING, days=1)
     if at <= now:
         raise TypedTimeError(f"{typed} is over")
     return at

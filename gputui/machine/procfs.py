@@ -72,9 +72,9 @@ def _read_stat(pid: int, path: str) -> ProcessStat | None:
         pid,
         int(fields[_PARENT]),
         fields[_STATE].decode("ascii"),
-        int(fields[_START_TICKS]),
-        (user + system) / TICKS_PER_SECOND,
-        (child_user + child_system) / TICKS_PER_SECOND,
+        start_ticks=int(fields[_START_TICKS]),
+        cpu_seconds=(user + system) / TICKS_PER_SECOND,
+        children_seconds=(child_user + child_system) / TICKS_PER_SECOND,
     )
 
 

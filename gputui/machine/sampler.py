@@ -143,7 +143,7 @@ class GpuThread(threading.Thread):
     def _loop(self) -> None:
         schedule = Schedule(self._interval, self._begin_at)
         recheck = ReadBackoff(_RECHECK_FIRST_SECONDS, _RECHECK_LONGEST_SECONDS)
-        inventory = self._announce(None, schedule, recheck)
+        inventory = self._announce(announced=None, schedule=schedule, recheck=recheck)
         while not self._ending.is_set():
             self._apply_commands(schedule)
             for tier in schedule.due(time.monotonic()):

@@ -172,11 +172,15 @@ class Batch:
         if not is_numeric:
             values = named_by_event(values)
         self._note_newest(rank, at, values, is_numeric=is_numeric)
-        self.rows.append(MetricRow(self.source.source_id, generation, offset, self.attempt, rank, step, at, data))
+        self.rows.append(
+            MetricRow(
+                self.source.source_id, generation, offset, attempt=self.attempt, rank=rank, step=step, at=at, data=data
+            )
+        )
         if step is None:
             return
         if rank in (None, 0):
-            self.to_reduce.append(MetricLine(generation, offset, self.attempt, step, at, values))
+            self.to_reduce.append(MetricLine(generation, offset, self.attempt, step=step, at=at, values=values))
         if "event" in values:
             return
         if self.first_step is None or self.last_step is None:

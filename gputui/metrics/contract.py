@@ -145,7 +145,7 @@ def _accept(values: Mapping[str, Any], data: str) -> ParsedLine | Rejected:
         time = float(time)
     if type(time) is not float or not 0.0 <= time < _END_OF_TIME_SECONDS:
         time = None
-    return ParsedLine(step, time, rank, data, values, is_numeric)
+    return ParsedLine(step, time, rank, data=data, values=values, is_numeric=is_numeric)
 
 
 def _parse_uncommon(line: bytes) -> Parsed:

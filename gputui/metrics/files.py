@@ -54,7 +54,9 @@ def state_at(path: Path, offset: int) -> SourceState | None:
         return None
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
-        return SourceState(os.fstat(descriptor).st_ino, 0, offset, False, fingerprint(*ends(descriptor, offset)))
+        return SourceState(
+            os.fstat(descriptor).st_ino, 0, offset, skipping=False, fingerprint=fingerprint(*ends(descriptor, offset))
+        )
     finally:
         os.close(descriptor)
 

@@ -84,7 +84,14 @@ class HistoryReader:
             return state
         generation = state.generation + (not self._begins_as(state))
         count = len(self._entries)
-        return SourceState(None, generation, count, False, self._mark(count), generation)
+        return SourceState(
+            inode=None,
+            generation=generation,
+            byte_offset=count,
+            skipping=False,
+            fingerprint=self._mark(count),
+            first_generation=generation,
+        )
 
     def _begins_as(self, state: SourceState) -> bool:
         count = state.byte_offset

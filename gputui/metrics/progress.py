@@ -167,7 +167,14 @@ class RunTracker:
         """The run's progress."""
         metrics = _NewestMetrics(self._roles.loss, self._newest, self._losses)
         reports = self._reports()
-        return _progress(run, self._ranks, metrics, pace_of(reports), mean_pace_of(reports), self._report_seconds)
+        return _progress(
+            run,
+            self._ranks,
+            metrics,
+            pace=pace_of(reports),
+            mean_pace=mean_pace_of(reports),
+            report_seconds=self._report_seconds,
+        )
 
     def _reports(self) -> list[tuple[float, float]]:
         """The time at which each step of the last `LEFT_WINDOW_SECONDS` was reported first."""
@@ -241,7 +248,9 @@ def progress_at(connection: sqlite3.Connection, run: Run, at: float) -> tuple[Pr
     pace = past.pace(connection, run.run_id, run.attempt, at, RATE_WINDOW_SECONDS)
     gap = queries.report_seconds(connection, run.attempt, reached)
     metrics = _NewestMetrics(loss, newest, losses)
-    return _progress(run, ranks, metrics, pace, pace, gap), tuple(clean(name) for name in newest)
+    return _progress(run, ranks, metrics, pace=pace, mean_pace=pace, report_seconds=gap), tuple(
+        clean(name) for name in newest
+    )
 
 
 def at_equal_steps(points: Sequence[tuple[float, float | None]]) -> tuple[float | None, ...]:

@@ -119,7 +119,7 @@ class FileReader:
             is_followed = successor is not None and status is not None and status.st_size > 0
             batch = self._read_from(descriptor, state, boundaries, is_last=ended and not is_followed)
             if batch is None:
-                return self._follow(successor or inode, None, state, boundaries)
+                return self._follow(successor or inode, former=None, state=state, boundaries=boundaries)
             if batch.state != state:
                 # At the end, the next read finds nothing new, and lets the format conclude.
                 batch.more = batch.more or successor is not None or ended
@@ -164,7 +164,14 @@ class FileReader:
         generation = following
         if state.inode == status.st_ino and is_unchanged(descriptor, *state.read_part):
             generation = state.generation
-        return SourceState(status.st_ino, generation, offset, False, fingerprint(*ends(descriptor, offset)), generation)
+        return SourceState(
+            status.st_ino,
+            generation,
+            offset,
+            skipping=False,
+            fingerprint=fingerprint(*ends(descriptor, offset)),
+            first_generation=generation,
+        )
 
     def _read_from(
         self, descriptor: int, state: SourceState, boundaries: Sequence[Boundary], *, is_last: bool
@@ -297,7 +304,7 @@ class FileReader:
         if batch.state.skipping:
             start = data.find(b"\n") + 1
             if not start:
-                return _Added(len(data), not is_closed, True)
+                return _Added(len(data), not is_closed, is_all=True)
         lines = data[start:].split(b"\n", BATCH_LINES)
         rest = lines.pop()
         is_all = len(lines) < BATCH_LINES
@@ -307,10 +314,10 @@ class FileReader:
             position += len(line) + 1
             if line_format.has_news:
                 # The file is read again, before more is learned without it.
-                return _Added(position - offset, False, False)
+                return _Added(position - offset, in_long_line=False, is_all=False)
         is_long = len(rest) > MAX_LINE_BYTES
         if not (is_all and rest and (is_closed or is_long)):
-            return _Added(position - offset, False, is_all)
+            return _Added(position - offset, in_long_line=False, is_all=is_all)
         parsed: Parsed = TOO_LONG
         if not is_long:
             parsed = line_format.parse_unterminated(rest)
@@ -325,7 +332,7 @@ class FileReader:
         try:
             for number, (end, content) in enumerate(record_format.frames(data, offset)):
                 if number >= BATCH_LINES or (number and time.monotonic() >= deadline):
-                    return _Added(consumed, False, False)
+                    return _Added(consumed, in_long_line=False, is_all=False)
                 parsed: Parsed = None
                 try:
                     values = record_format.scalars(content)
@@ -343,7 +350,7 @@ class FileReader:
             consumed = len(data)
         if is_closed:
             consumed = len(data)
-        return _Added(consumed, False, True)
+        return _Added(consumed, in_long_line=False, is_all=True)
 
 
 class LearnedTexts:

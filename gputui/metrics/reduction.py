@@ -84,7 +84,7 @@ def _stored_lines(connection: sqlite3.Connection, source_id: int) -> list[Metric
     )
     rows = rows_between(connection, source_id, begin, END, query)
     return [
-        MetricLine(generation, offset, attempt, step, at, named_by_event(orjson.loads(data)))
+        MetricLine(generation, offset, attempt, step=step, at=at, values=named_by_event(orjson.loads(data)))
         for generation, offset, attempt, step, at, data in rows
     ]
 
@@ -182,10 +182,21 @@ def _dense(first: int, column: Sequence[Any], steps: Sequence[int], times: Seque
         last = begin + len(values) - 1
         entries.append(
             Entry(
-                first + begin // BLOCK_LINES, len(values), 0, 0, 0, min(values), max(values), values[0], values[-1],
-                steps[begin], steps[last], times[begin], times[last],
+                first + begin // BLOCK_LINES,
+                len(values),
+                0,
+                positive_infinite=0,
+                negative_infinite=0,
+                low=min(values),
+                high=max(values),
+                first=values[0],
+                last=values[-1],
+                first_step=steps[begin],
+                last_step=steps[last],
+                first_at=times[begin],
+                last_at=times[last],
             )
-        )  # fmt: skip
+        )
     return entries
 
 
@@ -209,9 +220,19 @@ def _sparse(first: int, column: Sequence[Any], steps: Sequence[int], times: Sequ
         negative = sum(value == -math.inf for _, value in numbers)
         entries.append(
             Entry(
-                first + begin // BLOCK_LINES, len(numbers), len(numbers) - len(finite) - infinite - negative, infinite,
-                negative, min(values), max(values), start, end,
-                steps[first_index], steps[last_index], times[first_index], times[last_index],
+                first + begin // BLOCK_LINES,
+                len(numbers),
+                len(numbers) - len(finite) - infinite - negative,
+                positive_infinite=infinite,
+                negative_infinite=negative,
+                low=min(values),
+                high=max(values),
+                first=start,
+                last=end,
+                first_step=steps[first_index],
+                last_step=steps[last_index],
+                first_at=times[first_index],
+                last_at=times[last_index],
             )
-        )  # fmt: skip
+        )
     return entries

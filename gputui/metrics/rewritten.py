@@ -40,11 +40,11 @@ class _LineKey(NamedTuple):
     @classmethod
     def of(cls, rank: int | None, step: int | None, data: str, values: Mapping[str, Any]) -> _LineKey:
         if step is None:
-            return cls(rank, None, None, data)
+            return cls(rank, step=None, epoch=None, text=data)
         epoch = values.get("epoch")
         if not isinstance(epoch, int | float | str):
             epoch = None
-        return cls(rank, step, epoch, None)
+        return cls(rank, step, epoch, text=None)
 
 
 class _UnmatchedLine(NamedTuple):

@@ -66,7 +66,9 @@ def source_reports(connection: sqlite3.Connection, run_id: str) -> list[SourceRe
             forms, remarks = _learned(reading)
         if lines or forms or remarks:
             names = tuple(_names(connection, source_id))
-            reports.append(SourceReport(path, kind, lines, names, reading.step, forms, remarks))
+            reports.append(
+                SourceReport(path, kind, lines, names=names, step=reading.step, forms=forms, remarks=remarks)
+            )
     return reports
 
 

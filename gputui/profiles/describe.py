@@ -57,7 +57,7 @@ def describe(spec: RunSpec, launch: Launch, situation: GpuSituation | None = Non
     launch = redact_launch(launch, Redactor(secrets_of(spec)))
     spec = redact_spec(spec)
     run_dir = launch.env["GPUTUI_RUN_DIR"]
-    values = values_for(spec.params, run_dir, None)
+    values = values_for(spec.params, run_dir, checkpoint=None)
     count = spec.gpus.count
     environment = dict(sorted(launch.env.items()))
     for name, value in environment.items():

@@ -122,7 +122,7 @@ def request_gpus(
         SelectionError: The machine cannot serve it; with a remedy.
     """
     if selection.is_none:
-        return GpuRequest(0, (), None)
+        return GpuRequest(0, (), memory_bytes=None)
     if inventory is None:
         if selection.is_all or any(isinstance(device, int) for device in selection.devices):
             raise SelectionError(

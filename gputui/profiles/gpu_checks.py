@@ -78,7 +78,17 @@ class GpuSituation(Struct, frozen=True):
     def decision(self, spec: RunSpec) -> Start | Wait:
         """The scheduler's decision if a run joined the queue now."""
         stored = json.dumps(spec.to_json())
-        run = Run("", sys.maxsize, spec.name, spec.name, RunState.QUEUED, 0, spec.params, stored, math.inf)
+        run = Run(
+            "",
+            sys.maxsize,
+            spec.name,
+            profile=spec.name,
+            state=RunState.QUEUED,
+            attempt=0,
+            params=spec.params,
+            spec_json=stored,
+            created_at=math.inf,
+        )
         ahead = sum(earlier.priority >= spec.priority for earlier in self.waiting.runs)
         outcomes = self.schedule([*self.waiting.runs[:ahead], run, *self.waiting.runs[ahead:]])
         return next(outcome for outcome in outcomes if outcome.run is run)

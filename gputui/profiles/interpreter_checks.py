@@ -41,7 +41,12 @@ def check_interpreter(
     needed = [name for name, _ in LAUNCHERS[spec.launcher].modules]
     try:
         answer = ask_interpreter(
-            spec.python, environment_of(spec, environ), spec.workdir, module, deadline_seconds, needed
+            spec.python,
+            environment_of(spec, environ),
+            spec.workdir,
+            module=module,
+            deadline_seconds=deadline_seconds,
+            needed=needed,
         )
     except ProbeError as error:
         return [CheckResult("interpreter", "fail", f"{spec.python} {error}", other_interpreter(spec))]
@@ -70,7 +75,7 @@ def other_interpreter(spec: RunSpec) -> str:
 
 def environment_of(spec: RunSpec, environ: Mapping[str, str]) -> dict[str, str]:
     """The environment of a run: what the shell ``environ`` passes on and the profile adds."""
-    values = values_for(spec.params, "/nowhere", None)
+    values = values_for(spec.params, "/nowhere", checkpoint=None)
     return {**passed_on(environ), **{name: substitute(text, values) for name, text in spec.env.items()}}
 
 

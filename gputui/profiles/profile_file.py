@@ -61,7 +61,7 @@ class Profile(Struct, frozen=True):
     ) -> Profile:
         """The profile of a valid form."""
         parameters = {key: parameter.parameter(key) for key, parameter in form.params.items()}
-        return cls(name, path, folder, form, parameters, tuple(typed))
+        return cls(name, path, folder, form, parameters=parameters, typed=tuple(typed))
 
     @property
     def description(self) -> str:
@@ -194,9 +194,9 @@ def profiles_in(folder: Path) -> list[ProfileEntry]:
 def read_entry(name: str, path: Path, source: Source) -> ProfileEntry:
     """Read a profile for a list, which has broken ones too."""
     try:
-        return ProfileEntry(name, path, source, load(path), None)
+        return ProfileEntry(name, path, source, load(path), error=None)
     except ProfileError as error:
-        return ProfileEntry(name, path, source, None, error)
+        return ProfileEntry(name, path, source, profile=None, error=error)
 
 
 def _folders(workspace: Workspace, cwd: Path) -> list[tuple[Path, Source]]:

@@ -197,7 +197,9 @@ def _unknown(profile: Profile, name: str, value: Scalar) -> str:
 
     form = profile.form
     launcher = LAUNCHERS[form.launcher]
-    command = TypedCommand(launcher, None, form.script, form.module, list(form.command or ()))
+    command = TypedCommand(
+        launcher, python=None, script=form.script, module=form.module, program=list(form.command or ())
+    )
     option = script_option(command, profile.folder, name)
     if option is None and nearest(name, profile.parameters) is not None:
         return unknown_parameter(name, profile.parameters)
@@ -432,7 +434,7 @@ def _sinks(form: ProfileForm, workdir: str, params: Mapping[str, Scalar], enviro
 
 def _rooted(workdir: str, path: str, params: Mapping[str, Scalar]) -> str:
     """A path relative to the working directory as a whole one. It remains a template."""
-    is_absolute = substitute(path, values_for(params, "/run", None)).startswith("/")
+    is_absolute = substitute(path, values_for(params, "/run", checkpoint=None)).startswith("/")
     if is_absolute:
         return path
     return f"{workdir}/{path}"

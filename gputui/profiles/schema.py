@@ -80,7 +80,15 @@ class ParameterForm(Model):
 
     def parameter(self, name: str) -> Parameter:
         choices = tuple(self.choices or ())
-        return Parameter(name, self.default, self.help, choices, self.min, self.max, self.multiple_of)
+        return Parameter(
+            name,
+            self.default,
+            self.help,
+            choices=choices,
+            minimum=self.min,
+            maximum=self.max,
+            multiple_of=self.multiple_of,
+        )
 
 
 class Requires(Model):

@@ -181,7 +181,7 @@ def _by_target(evidence: Evidence) -> list[Finding]:
     text = record.ended_reason or record.ended_by
     if kind not in KINDS:
         return []
-    return [Finding(kind, None, Tier.CAUSE, text, detail=record.ended_reason)]
+    return [Finding(kind, rank=None, tier=Tier.CAUSE, text=text, detail=record.ended_reason)]
 
 
 def detail_of(summary: str) -> str:
@@ -237,10 +237,10 @@ def _order(finding: Finding, roots: Collection[int]) -> tuple[float, ...]:
 
 def _without_findings(evidence: Evidence) -> Finding:
     if evidence.exit is None:
-        return Finding("shim_lost", None, Tier.CAUSE, "no exit record")
+        return Finding("shim_lost", rank=None, tier=Tier.CAUSE, text="no exit record")
     code = f"code {evidence.exit.code}"
     text = f"ended with {code}"
-    return Finding("unknown", None, Tier.CAUSE, text, specific=False, detail=code)
+    return Finding("unknown", rank=None, tier=Tier.CAUSE, text=text, specific=False, detail=code)
 
 
 def _who(finding: Finding, evidence: Evidence) -> str:

@@ -120,10 +120,10 @@ def total(costs: Iterable[Cost]) -> Cost | None:
         sum_of_known(part.lost_steps for part in parts),
         sum_of_known(part.lost_seconds for part in parts),
         sum_of_known(part.lost_gpu_hours for part in parts),
-        len(parts),
-        sum(part.lost_steps is None or part.lost_seconds is None for part in parts),
-        any(part.is_at_least for part in parts),
-        any(part.is_about for part in parts),
+        incidents=len(parts),
+        unknown=sum(part.lost_steps is None or part.lost_seconds is None for part in parts),
+        is_at_least=any(part.is_at_least for part in parts),
+        is_about=any(part.is_about for part in parts),
     )
 
 
@@ -165,16 +165,18 @@ def _cost(
     """
     # A person who restarts a stopped run discards its progress, which is no cost of the incident.
     if following is None or (is_stopped and following.resumed_from is None):
-        return Cost(None, None, None)
+        return Cost(lost_steps=None, lost_seconds=None, lost_gpu_hours=None)
     steps = _lost_steps(attempt, kept_step, lines)
     begin = _lost_since(attempt, kept_step, lines, had_predecessor)
     end = _first_step_at(following, lines)
     if end is None and following.state == "succeeded":
-        return Cost(None, None, None)  # it worked without steps: where it went on cannot be seen
+        return Cost(
+            lost_steps=None, lost_seconds=None, lost_gpu_hours=None
+        )  # it worked without steps: where it went on cannot be seen
     if end is None:
         end = following.ended_at
     if begin is None or end is None:
-        return Cost(steps, None, None)
+        return Cost(steps, lost_seconds=None, lost_gpu_hours=None)
     lost_gpu_seconds = _gpu_seconds(attempt, begin, end) + _gpu_seconds(following, begin, end)
     return Cost(steps, max(0.0, end - begin), lost_gpu_seconds / SECONDS_PER_HOUR)
 

@@ -249,7 +249,9 @@ class _Decision:
         because, reason = self._exhausted_reason(context.incident.kind, skipped)
         stays = min(first_rung, len(ladder) - 1)
         effect = _effect(skipped)
-        return RecoveryPlan("stop", reason, because, dict(context.params), stays, skipped, effect=effect)
+        return RecoveryPlan(
+            "stop", reason, because, params=dict(context.params), rung=stays, actions=skipped, effect=effect
+        )
 
     def _try_rung(self, rung: Rung, context: ActionContext) -> _RungResult:
         """Apply the actions of a rung, each to the parameters that the one before has left."""

@@ -236,12 +236,12 @@ def read_error_file(path: Path, rank: int | None) -> ErrorFile:
     if isinstance(data, dict):
         message = data.get("message")
     if isinstance(message, str):
-        return ErrorFile(rank, message, None, _number(data.get("timestamp")))
+        return ErrorFile(rank, message, callstack=None, at=_number(data.get("timestamp")))
     if not isinstance(message, dict) or not isinstance(message.get("message"), str):
         raise ValueError("no message in it")
     extra = message.get("extraInfo")
     if not isinstance(extra, dict):
-        return ErrorFile(rank, message["message"], None, None)
+        return ErrorFile(rank, message["message"], callstack=None, at=None)
     callstack = extra.get("py_callstack")
     if not isinstance(callstack, str):
         callstack = None

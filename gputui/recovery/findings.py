@@ -34,7 +34,7 @@ SEEN_LATE_SECONDS = 3.0
 
 def reports_of(evidence: Evidence) -> list[LauncherReport]:
     """The reports of an attempt's launchers in their order; the last one is about the end."""
-    return parse_reports(_text(evidence, None, "output")) or [LauncherReport(None)]
+    return parse_reports(_text(evidence, rank=None, stream="output")) or [LauncherReport(None)]
 
 
 def gather(evidence: Evidence, reports: Sequence[LauncherReport]) -> list[Finding]:
@@ -134,21 +134,21 @@ def _supervision_findings(evidence: Evidence, got_signal: int | None) -> Iterato
     record = evidence.exit
     # An exit record without a stop was written before the reboot: it had ended by itself.
     if evidence.rebooted and (record is None or record.stop_requested):
-        yield Finding("interrupted", None, cause, "the boot id has changed", first)
+        yield Finding("interrupted", rank=None, tier=cause, text="the boot id has changed", at=first)
     if record is None:
         return
     if record.error is not None:
-        yield Finding("launch_failed", None, cause, record.error, first, detail=record.error)
+        yield Finding("launch_failed", rank=None, tier=cause, text=record.error, at=first, detail=record.error)
     if record.lease_conflict:
         text = "lock held by another process"
         names = ", ".join(record.lease_conflict)
-        yield Finding("lease_conflict", None, cause, text, first, detail=names)
+        yield Finding("lease_conflict", rank=None, tier=cause, text=text, at=first, detail=names)
     if record.survivors:
         pids = "pid " + ", ".join(map(str, record.survivors))
-        yield Finding("unkillable", None, cause, "survives SIGKILL", first, detail=pids)
+        yield Finding("unkillable", rank=None, tier=cause, text="survives SIGKILL", at=first, detail=pids)
     if record.stop_requested or got_signal is not None:
         name = signal_name(record.stop_signal or got_signal or signal.SIGTERM)
-        yield Finding("stopped_outside", None, Tier.SYMPTOM, "asked to stop", detail=name)
+        yield Finding("stopped_outside", rank=None, tier=Tier.SYMPTOM, text="asked to stop", detail=name)
 
 
 # --- processes --------------------------------------------------------------------------------
@@ -260,11 +260,11 @@ def _explain_launcher(evidence: Evidence, report: LauncherReport) -> Iterator[Fi
         raised, signature = match_chain(chain, evidence.gpus)
         line = headline(raised)
         if signature is None:
-            yield Finding("unknown", None, Tier.SYMPTOM, raised.text, specific=False, detail=line)
+            yield Finding("unknown", rank=None, tier=Tier.SYMPTOM, text=raised.text, specific=False, detail=line)
         elif signature.kind != "stopped_outside":
-            yield Finding(signature.kind, None, signature.rank, raised.text, detail=line)
+            yield Finding(signature.kind, rank=None, tier=signature.rank, text=raised.text, detail=line)
     for signature, line in match_lines(report.rest):
-        yield Finding(signature.kind, None, signature.rank, line, detail=line)
+        yield Finding(signature.kind, rank=None, tier=signature.rank, text=line, detail=line)
     record = evidence.exit
     if record is None or record.stop_requested or report.got_signal is not None:
         return
@@ -275,10 +275,10 @@ def _explain_launcher(evidence: Evidence, report: LauncherReport) -> Iterator[Fi
             kind = "segfault"
         elif record.signal == signal.SIGKILL and record.oom_killed:
             kind = "host_oom"
-        yield Finding(kind, None, Tier.CAUSE, f"ended by {name}", detail=name)
+        yield Finding(kind, rank=None, tier=Tier.CAUSE, text=f"ended by {name}", detail=name)
     elif record.code == USAGE_EXIT and report.root is None:
         message = last_message(evidence, None)
-        yield Finding("config_error", None, Tier.CAUSE, message or "code 2", detail=message)
+        yield Finding("config_error", rank=None, tier=Tier.CAUSE, text=message or "code 2", detail=message)
 
 
 def _early_exit(

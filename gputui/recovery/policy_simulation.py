@@ -79,7 +79,17 @@ def fresh(spec: RunSpec) -> Situation:
     length = asked_steps(spec.params) or 20 * STEPS
     every = min(STEPS, max(1, length // 20))
     fails_at = min(every * 19 // 2, length)
-    return Situation(spec, dict(spec.params), 1, (), _saves(spec, fails_at, every), None, fails_at, every, gpus=gpus)
+    return Situation(
+        spec,
+        dict(spec.params),
+        1,
+        history=(),
+        checkpoints=_saves(spec, fails_at, every),
+        resumed_from=None,
+        fails_at=fails_at,
+        every=every,
+        gpus=gpus,
+    )
 
 
 def _saves(spec: RunSpec, last_step: int, every: int) -> tuple[CheckpointInfo, ...]:
@@ -90,7 +100,7 @@ def _saves(spec: RunSpec, last_step: int, every: int) -> tuple[CheckpointInfo, .
     for step in range(last_step // every * every, 0, -every):
         name = spec.checkpoints.pattern.replace("*", f"{step:08d}", 1).replace("*", "")
         path = Path(spec.checkpoints.directory) / name
-        saves.append(CheckpointInfo(path, step, True, "is assumed", CHECKPOINT_BYTES, place=step))
+        saves.append(CheckpointInfo(path, step, valid=True, why="is assumed", size_bytes=CHECKPOINT_BYTES, place=step))
     return tuple(saves)
 
 
@@ -129,7 +139,9 @@ def attempts_of(
         failed = FailedAttempt(
             run_id=now.spec.name,
             number=now.attempt,
-            incident=Incident(incident_kind, 0, step, KINDS[incident_kind].title, incident_kind, ()),
+            incident=Incident(
+                incident_kind, 0, step, summary=KINDS[incident_kind].title, fingerprint=incident_kind, evidence_lines=()
+            ),
             reach=reached,
             spec=now.spec,
             params=now.params,

@@ -162,7 +162,9 @@ def _crash_finding(process: EndedProcess) -> Finding:
     name = signal_name(-(process.code or 0))
     where = fatal_where(process.stderr)
     detail = f"{name}, {where}" if where else name
-    return Finding("segfault", process.rank, Tier.CAUSE, f"ended by {name}", process.at, where, detail=detail)
+    return Finding(
+        "segfault", process.rank, Tier.CAUSE, text=f"ended by {name}", at=process.at, where=where, detail=detail
+    )
 
 
 def _exit_finding(process: EndedProcess, evidence: Evidence) -> Finding:
@@ -244,7 +246,9 @@ def _chain_finding(chain: Chain, process: EndedProcess, evidence: Evidence) -> F
     if kind == "dataloader_killed" and "signal: Killed" in raised.message and is_oom_killed:
         kind = "host_oom"
     is_specific = kind not in ("user_exception", "bad_sample")
-    return Finding(kind, process.rank, tier, raised.text, at, raised.where, is_specific, detail)
+    return Finding(
+        kind, process.rank, tier, text=raised.text, at=at, where=raised.where, specific=is_specific, detail=detail
+    )
 
 
 def headline(raised: Raised) -> str:

@@ -61,7 +61,7 @@ def resumptions(
         origin = min(firsts, default=0)
         done = first - origin
         resumed = resumed_step - origin
-        if _loaded_later(attempt, first, resumed_step, attempts, lines, ledger):
+        if _loaded_later(attempt, first, resumed_step, attempts=attempts, lines=lines, ledger=ledger):
             resumption: Resumption = "later"
         elif done >= resumed * _NEAR_CHECKPOINT:
             resumption = "resumed"

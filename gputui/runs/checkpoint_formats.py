@@ -91,7 +91,7 @@ class _UnknownFormatError(InvalidError):
 
 def validate(path: Path) -> CheckpointInfo:
     """Validate a checkpoint, which is a file or a folder. Never raises."""
-    info = CheckpointInfo(path, step_in_name(path, path.parent.parent), False, "")
+    info = CheckpointInfo(path, step_in_name(path, path.parent.parent), valid=False, why="")
     try:
         status = path.stat()
         info = info._replace(size_bytes=status.st_size)

@@ -281,7 +281,7 @@ def watched_checkpoints(spec: RunSpec, run_dir: Path) -> tuple[Path, str]:
 
 def in_run(text: str, spec: RunSpec, run_dir: Path) -> Path:
     """A path of the profile with placeholders filled in, in the working directory if relative."""
-    path = Path(substitute(text, values_for(spec.params, str(run_dir), None)))
+    path = Path(substitute(text, values_for(spec.params, str(run_dir), checkpoint=None)))
     if path.is_absolute():
         return path
     return Path(spec.workdir) / path
@@ -289,7 +289,7 @@ def in_run(text: str, spec: RunSpec, run_dir: Path) -> Path:
 
 def sink_target(template: str, params: Mapping[str, Scalar], *, run_id: str, run_dir: str) -> str:
     """The target of a profile's sink for one run."""
-    return substitute(template, {**values_for(params, run_dir, None), "run_id": run_id})
+    return substitute(template, {**values_for(params, run_dir, checkpoint=None), "run_id": run_id})
 
 
 def sinks_of(run: Run, run_dir: Path) -> dict[str, str]:

@@ -89,7 +89,7 @@ def rank_logs(attempt_dir: Path) -> list[RankLog]:
     logs = [
         RankLog(rank, stream, log_paths[rank, stream]) for rank, stream in sorted(log_paths, key=lambda key: key[0])
     ]
-    launchers = [RankLog(None, "output", node / "output.log") for _, node in nodes]
+    launchers = [RankLog(rank=None, stream="output", path=node / "output.log") for _, node in nodes]
     return [*(log for log in launchers if _is_readable(log.path)), *logs]
 
 
@@ -110,7 +110,7 @@ def written_at(attempt_dir: Path) -> float | None:
 
 def shown_logs(attempt_dir: Path) -> list[RankLog]:
     """The log files of an attempt for a person: the last is what its job on a target printed."""
-    job = RankLog(None, "job", attempt_dir / JOB_LOG)
+    job = RankLog(rank=None, stream="job", path=attempt_dir / JOB_LOG)
     logs = rank_logs(attempt_dir)
     if _is_readable(job.path) and job.path.stat().st_size > 0:
         return [*logs, job]
@@ -166,7 +166,7 @@ def _cut(line: str, most: int = MAX_LINE_CHARACTERS) -> str:
 def tail_text(path: Path, max_bytes: int, max_characters: int = MAX_LINE_CHARACTERS) -> str:
     """The whole lines in the last ``max_bytes`` of a log, as `lines_of` gives them. Raises OSError, also if
     it is no regular file."""
-    data, start, _ = _read(path, None, max_bytes)
+    data, start, _ = _read(path, offset=None, max_bytes=max_bytes)
     if start > 0:
         # The first line is incomplete. It is dropped unless it is the only one.
         ends = [at for at in (data.find(b"\n"), data.find(b"\r")) if at >= 0]

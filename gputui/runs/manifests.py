@@ -91,8 +91,8 @@ def job_of(spec: RunSpec, *, image: str | None, gpu_type: str | None) -> Portabl
     return PortableJob(
         name, f"{name}-runs", f"{folders}\nexec {shlex.join(plan['argv'])}\n",
         # torchrun's default of --tee: ranks print to the job's log too.
-        {**{key: value for key, value in env.items() if key not in secrets}, "PET_TEE": "3"},
-        secrets, spec.workdir, spec.gpus.count, gpu_type, image,
+        env={**{key: value for key, value in env.items() if key not in secrets}, "PET_TEE": "3"},
+        secrets=secrets, workdir=spec.workdir, gpus=spec.gpus.count, gpu_type=gpu_type, image=image,
     )  # fmt: skip
 
 

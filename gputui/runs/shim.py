@@ -642,7 +642,7 @@ def take_locks(paths: list[str], *, shared: bool = False) -> TakenLocks:
                     os.close(descriptor)
                 unusable[name] = error.strerror or str(error)
                 break
-    return TakenLocks(descriptors, None, unusable)
+    return TakenLocks(descriptors, conflict=None, unusable=unusable)
 
 
 def note_holder(descriptor: int, run_id: str | None, workspace: str) -> None:

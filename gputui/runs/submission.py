@@ -40,7 +40,7 @@ def submit_run(
     spec = replace(spec, shell=capture(), code=read_code(Path(spec.workdir)))
     with ticket_for(workspace, spec) as ticket:
         arguments = {"name": name, **ticket}
-        return commands.submit(connection, "run", None, arguments, actor, now=now)
+        return commands.submit(connection, "run", run_id=None, args=arguments, actor=actor, now=now)
 
 
 @contextmanager

@@ -128,4 +128,4 @@ def record_status(connection: sqlite3.Connection, retention: Retention, problem:
     if began is None:
         return RecordStatus(retention, problem)
     raw_since = max(began, bounds(connection).raw_since)
-    return RecordStatus(retention, problem, began, raw_since, file_bytes, used_bytes)
+    return RecordStatus(retention, problem, began, raw_since=raw_since, file_bytes=file_bytes, used_bytes=used_bytes)

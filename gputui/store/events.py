@@ -186,7 +186,7 @@ def read_events(
     after_id: int = 0,
 ) -> list[EventView]:  # fmt: skip
     """Events, selected like `run_history.read_incidents`. Raises sqlite3.Error."""
-    return appended(connection, EventView, run_id, at, limit, after_id)
+    return appended(connection, EventView, run_id, at=at, limit=limit, after_id=after_id)
 
 
 def read_news(connection: sqlite3.Connection, at: float | None = None, *, limit: int) -> list[EventView]:

@@ -53,7 +53,7 @@ def gpu_counts(connection: sqlite3.Connection, stays: Iterable[Stay]) -> GpuCoun
                 ("minutes", (limits.minutes_since, limits.raw_since)),
                 ("hours", (-math.inf, limits.minutes_since)),
             ):
-                most = _count(connection, counts, table, row[0], stay, times)
+                most = _count(connection, counts, table, gpu_id=row[0], stay=stay, times=times)
                 if most is not None and counts_memory:
                     counts.memory_used_bytes_most = max(most, counts.memory_used_bytes_most or 0)
     return counts

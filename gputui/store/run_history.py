@@ -169,7 +169,7 @@ def read_incidents(
     after_id: int = 0,
 ) -> list[IncidentView]:  # fmt: skip
     """Incidents with an id above ``after_id``, oldest first; of more than ``limit``, the newest."""
-    return appended(connection, IncidentView, run_id, at, limit, after_id)
+    return appended(connection, IncidentView, run_id, at=at, limit=limit, after_id=after_id)
 
 
 def read_decisions(
@@ -177,7 +177,7 @@ def read_decisions(
     after_id: int = 0,
 ) -> list[DecisionView]:  # fmt: skip
     """Decisions, selected like `read_incidents`."""
-    return appended(connection, DecisionView, run_id, at, limit, after_id)
+    return appended(connection, DecisionView, run_id, at=at, limit=limit, after_id=after_id)
 
 
 def read_transitions(

@@ -422,7 +422,7 @@ def _move_of_row(run: Run, at: float) -> TransitionView:
     elif is_by(run.started_at, at):
         state = RunState.RUNNING
         since = run.started_at or at
-    return TransitionView(0, run.run_id, since, None, state, run.reason or "", "")
+    return TransitionView(0, run.run_id, at=since, from_state=None, to_state=state, cause=run.reason or "", actor="")
 
 
 def _as_it_was(connection: sqlite3.Connection, run: Run, move: TransitionView, at: float) -> Run:

@@ -116,7 +116,7 @@ def _success_ruling(values: Sequence[float | None], constraints: tuple[float, ..
     reported = tuple(value for value in values if value is not None)
     if any(excess > 0 for excess in constraints):
         return Ruling(TrialState.INFEASIBLE, _broken_words(constraints, spec.constraints), reported, constraints)
-    return Ruling(TrialState.COMPLETE, None, reported, constraints)
+    return Ruling(TrialState.COMPLETE, reason=None, values=reported, constraints=constraints)
 
 
 def _broken_words(constraints: Sequence[float], limits: Constraints) -> str:

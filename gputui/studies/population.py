@@ -130,7 +130,9 @@ class Population:
             for trial in compared
             if milestone in values[trial.number]
         ]  # fmt: skip
-        exploits = pbt.choose_exploits(members, milestone, population, spec.space, spec.objectives[0], spec.seed)
+        exploits = pbt.choose_exploits(
+            members, milestone, population, space=spec.space, objective=spec.objectives[0], seed=spec.seed
+        )
         plans = []
         for exploit in exploits:
             plan = self._plan(exploit, donated[exploit.donor], milestone)

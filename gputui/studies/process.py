@@ -350,7 +350,7 @@ class StudyProcess:
         (since,) = self.connection.execute(
             "SELECT max(at) FROM study_moves WHERE study_id = ? AND to_state = 'running'", (self.study_id,)
         ).fetchone()
-        move = decide.next_move(spec, trials, usage, slots, reached, since)
+        move = decide.next_move(spec, trials, usage, room=slots, reached=reached, since=since)
         if move.stop_trials is not None:
             self._stop_trials(living, move.stop_trials, self._end)
         if move.over is not None:
@@ -402,7 +402,7 @@ class StudyProcess:
             "name": fitting_name(f"{self.study_id}-t{trial.number}"),
         }
         with transaction(self.connection):
-            command_id = self.writer.ask("run", None, arguments)
+            command_id = self.writer.ask("run", run_id=None, arguments=arguments)
             self.writer.set_trial(trial, state=TrialState.LAUNCHING, command_id=command_id, starts=starts)
         self.writer.ring()
 

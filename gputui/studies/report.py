@@ -114,12 +114,12 @@ def read_findings(
         study,
         spec,
         read_trials(connection, study_id, at),
-        rungs_by_trial(connection, study_id, at),
-        study_gpu_hours(connection, study_id, end_at),
-        study_wall_seconds(connection, study_id, end_at),
-        end_at,
-        _run_words(workspace, base, spec),
-        typed,
+        rungs=rungs_by_trial(connection, study_id, at),
+        gpu_hours=study_gpu_hours(connection, study_id, end_at),
+        running_seconds=study_wall_seconds(connection, study_id, end_at),
+        now=end_at,
+        run_words=_run_words(workspace, base, spec),
+        typed=typed,
     )
 
 

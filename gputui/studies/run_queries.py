@@ -92,7 +92,9 @@ def trial_slots(connection: sqlite3.Connection, spec: StudySpec, study_id: str, 
         sizes = connection.execute("SELECT name, facts ->> '$.memory_total_bytes' FROM gpus WHERE present")
         fitting = (decide.trials_on_gpu(spec.trials_per_gpu, total, 0, peaks.get(name)) for name, total in sizes)
         share = max(fitting, default=1)
-    return decide.room_for(spec, gpus, leased + queued, len(os.sched_getaffinity(0)), base.nproc, share)
+    return decide.room_for(
+        spec, gpus, leased + queued, cores=len(os.sched_getaffinity(0)), ranks=base.nproc, share=share
+    )
 
 
 class WarmTrial(NamedTuple):

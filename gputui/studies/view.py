@@ -144,7 +144,7 @@ class TrialView:
         elif not journal.spec.has_point(trial.params):
             ruling = Ruling(TrialState.FAILED, "its point is not one of the study's space")
         else:
-            ruling = Ruling(TrialState.COMPLETE, None, values)
+            ruling = Ruling(TrialState.COMPLETE, reason=None, values=values)
         complete = trial.datetime_complete
         ended_at = self._now() if complete is None else complete.timestamp()
         return verdict_columns(ruling, ended_at)

@@ -189,7 +189,11 @@ def command(
     if record:
         from gputui.ui.cli.record import record as record_in_foreground
 
-        sys.exit(record_in_foreground(ctx.obj, interval, duration, as_json, prometheus, output, rotate))
+        sys.exit(
+            record_in_foreground(
+                ctx.obj, interval, duration, as_json=as_json, prometheus=prometheus, output=output, rotate=rotate
+            )
+        )
     record_options = {"duration": duration, "prometheus": prometheus, "output": output, "rotate": rotate}
     for name, value in record_options.items():
         if value is not None:

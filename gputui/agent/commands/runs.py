@@ -126,7 +126,7 @@ def restart(request: CommandRequest) -> Result:
         return end_run(request, target, "restart", at_once=False)
     if target.state.is_over:
         # A resumed run keeps its reduced number of GPUs: its parameters were adapted to it.
-        repository.set_gpu_count(request.connection, target.run_id, None)
+        repository.set_gpu_count(request.connection, target.run_id, count=None)
         return _queue_again(request, target, dict(spec_of(target).params), _StartingPoint("the start"))
     why = target.waiting_for or f"about to start; gputui stop {target.run_id} ends that"
     raise RefusedError(f"{target.run_id} {target.state.phrase} already: {why}")

@@ -275,7 +275,7 @@ class _Check:
         kind = observation.kind
         rank = observation.rank
         text = observation.text
-        row = ObservationRow(kind, self.context.now(), text, rank, observation.since, ends)
+        row = ObservationRow(kind, self.context.now(), text, rank=rank, step=observation.since, ends=ends)
         if ends:
             text += "; ending this attempt"
         with transaction(self.context.connection) as connection:

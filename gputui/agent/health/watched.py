@@ -136,8 +136,8 @@ def take_snapshot(processes: Sequence[AttemptProcess], at: float, *, with_connec
     if with_connections:
         is_closed, moved_bytes = _outside_connections(processes, has_ranks=bool(ranks))
     if not ranks and others:
-        return ProcessSnapshot(at, {None: others}, [], 1, is_closed, moved_bytes)
-    return ProcessSnapshot(at, ranks, others, size, is_closed, moved_bytes)
+        return ProcessSnapshot(at, {None: others}, [], size=1, is_closed=is_closed, outside_bytes=moved_bytes)
+    return ProcessSnapshot(at, ranks, others, size=size, is_closed=is_closed, outside_bytes=moved_bytes)
 
 
 def _outside_connections(processes: Sequence[AttemptProcess], *, has_ranks: bool) -> tuple[bool, dict[int, int]]:

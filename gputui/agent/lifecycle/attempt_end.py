@@ -165,8 +165,8 @@ def _write_stop(end: _End) -> None:
         end.note("stopped", _stop_text(end, cause), at=ended_at)
         spec = spec_of(run)
         if attempt.stop_requested == "restart":
-            repository.set_gpu_count(connection, run.run_id, None)
-            _queue_again(end, spec.params, None, cause="restart", actor=_stop_actor(connection, run.run_id))
+            repository.set_gpu_count(connection, run.run_id, count=None)
+            _queue_again(end, spec.params, resume_from=None, cause="restart", actor=_stop_actor(connection, run.run_id))
         following = None
         if attempt.stop_requested == PHASE_OVER:
             following = run_files.next_phase(connection, spec, attempt)

@@ -203,7 +203,7 @@ def restore(connection: Connection, run_id: str, run_dir: Path) -> None:
             stored = msgspec.json.decode(read_regular(file, MAX_LEDGER_BYTES), type=_KeptLedger)
             connection.execute("DELETE FROM checkpoints WHERE run_id = ?", (run_id,))
             checkpoints.save(connection, run_id, (), stored.rows)
-            checkpoints.note_scan(connection, run_id, int(file.parent.name), None, stored.at)
+            checkpoints.note_scan(connection, run_id, int(file.parent.name), folder=None, at=stored.at)
             return
 
 

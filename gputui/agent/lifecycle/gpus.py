@@ -74,7 +74,15 @@ def gpu_availability(
     missing = "is missing: " + (inventory.problem or "the driver does not list it")
     for uuid in leases.keys() - {gpu.uuid for gpu in inventory.gpus}:
         run_ids, shared_by, shares = leases[uuid]
-        lost = GpuAvailability(uuid, None, run_ids, missing, out_of_service=True, shared_by=shared_by, shares=shares)
+        lost = GpuAvailability(
+            uuid,
+            index=None,
+            holders=run_ids,
+            blocked_by=missing,
+            out_of_service=True,
+            shared_by=shared_by,
+            shares=shares,
+        )
         gpus.append(lost)
     return gpus
 

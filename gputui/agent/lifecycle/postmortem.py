@@ -213,7 +213,7 @@ def examine(task: PostmortemTask) -> PostmortemResult:
     evidence = Evidence.from_json(redactor.value(evidence.to_json()))
     search = task.checkpoints
     if search is None:
-        return PostmortemResult(evidence, incident, None)
+        return PostmortemResult(evidence, incident, checkpoints=None)
     is_stop = task.attempt.stop_requested is not None
     failure = incident if outcome(evidence, stop_intended=is_stop) == "failed" else None
     choice = _choose_after(search, task, failure)

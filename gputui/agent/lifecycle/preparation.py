@@ -145,7 +145,7 @@ def _write_folder(context: AgentContext, start: Start, grant: Grant) -> _Prepare
         (folder / name).mkdir(mode=PRIVATE_DIR_MODE, exist_ok=True)
     plan["metrics_bytes"] = ingest.ends.sizes(run.run_id, ends)
     write_private(folder / "attempt.json", {**launch.to_json(), **plan})
-    return _Prepared(number, now, folder, spec, launch, ends)
+    return _Prepared(number, now, folder, spec=spec, launch=launch, ends=ends)
 
 
 def _placement(spec: RunSpec, start: Start, grant: Grant) -> Placement:

@@ -399,5 +399,5 @@ class Supervisor:
             for process in scan.processes_of(run_dir, record.number):
                 if (rank := process.rank) is not None:
                     uuid = uuids[rank % len(uuids)]
-                    occupants.append(Occupant(uuid, process.pid, run_id, rank, used, since))
+                    occupants.append(Occupant(uuid, process.pid, run_id, rank=rank, memory_bytes=used, since=since))
         return occupants

@@ -118,7 +118,7 @@ def run_ended(facts: RunNotice, cause: str) -> Message:
         lines = [f"Outcome: {cause}"]
         verb = "show"
     more = f"gputui {verb} {run.run_id}"
-    return _of_run(event, severity, title, lines, facts, more)
+    return _of_run(event, severity, title, lines=lines, facts=facts, more=more)
 
 
 def run_recovered(facts: RunNotice) -> Message:
@@ -129,7 +129,9 @@ def run_recovered(facts: RunNotice) -> Message:
     if facts.failure.decision is not None:
         lines.append(f"Recovery: {facts.failure.decision.reason}")
     title = f"{facts.name} runs again ({KINDS[incident.kind].title})"
-    return _of_run("run_recovered", "warning", title, lines, facts, f"gputui explain {facts.run.run_id}")
+    return _of_run(
+        "run_recovered", "warning", title, lines=lines, facts=facts, more=f"gputui explain {facts.run.run_id}"
+    )
 
 
 def _of_run(
@@ -223,9 +225,9 @@ def _message(
         event,
         severity,
         title,
-        (*map(_line, lines[: MOST_LINES - 1]), last_line),
-        {name: _line(fact) for name, fact in facts.items()},
-        run_id,
+        lines=(*map(_line, lines[: MOST_LINES - 1]), last_line),
+        fields={name: _line(fact) for name, fact in facts.items()},
+        run_id=run_id,
     )
 
 

@@ -85,7 +85,9 @@ class StoredSamples:
         agent = read_agent(self._connection)
         problem = None if agent is None else agent.gpu_problem
         runs = active_run_count(self._connection)
-        return record_shape(self.indices, self.fast.values(), self.host, problem, runs, time.time())
+        return record_shape(
+            self.indices, self.fast.values(), self.host, gpu_problem=problem, active_runs=runs, now=time.time()
+        )
 
 
 def follow(

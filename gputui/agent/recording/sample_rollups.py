@@ -68,7 +68,7 @@ class Rollups:
         if source == HOST_ID:
             series = HOST
             columns = _HOST_COLUMNS
-        first = samples.between(self.connection, series, source, (), (mark, end), 1)
+        first = samples.between(self.connection, series, source, columns=(), times=(mark, end), limit=1)
         # Where the mark is after the end, the clock was set back: new samples belong to spans that
         # are done already.
         reached = end
@@ -220,6 +220,8 @@ def _readings(
     if row is None:
         return [], end
     begin = math.nextafter(after, math.inf)
-    readings = samples.between(connection, SLOW, row[0], ("energy_joules",), (begin, end), READINGS_AT_ONCE)
+    readings = samples.between(
+        connection, SLOW, row[0], columns=("energy_joules",), times=(begin, end), limit=READINGS_AT_ONCE
+    )
     reached = end if len(readings) < READINGS_AT_ONCE else readings.pop()[0]
     return [(at, joules) for at, joules in readings if joules is not None], reached

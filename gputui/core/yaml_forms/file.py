@@ -32,12 +32,12 @@ def read_text(path: Path, what: str = "profile") -> str:
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         text = "not UTF-8; save it in that encoding"
-        raise ProfileError([Problem(shown_path(path), line, None, "", text)]) from error
+        raise ProfileError([Problem(shown_path(path), line, column=None, key="", problem=text)]) from error
 
 
 def whole_file(path: Path, text: str) -> ProfileError:
     """A problem of the file as a whole."""
-    return ProfileError([Problem(shown_path(path), None, None, "", text)])
+    return ProfileError([Problem(shown_path(path), line=None, column=None, key="", problem=text)])
 
 
 def parse_file(text: str, path: Path, is_literal: Callable[[KeyPath], bool] = lambda _: False) -> Document:

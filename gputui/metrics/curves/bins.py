@@ -125,10 +125,17 @@ class CurveBuilder:
 
 def bin_of(entry: Entry, start: float, end: float) -> Bin:
     """Reduced lines from one x to another as a bin."""
-    non_finite = entry.nan, entry.positive_infinite, entry.negative_infinite
-    if not entry.has_finite:
-        return Bin(start, start, None, None, None, None, entry.points, *non_finite)
-    return Bin(start, end, entry.low, entry.high, entry.first, entry.last, entry.points, *non_finite)
+    values = Bin(start, start, points=entry.points)
+    values.nan = entry.nan
+    values.positive_infinite = entry.positive_infinite
+    values.negative_infinite = entry.negative_infinite
+    if entry.has_finite:
+        values.last_x = end
+        values.low = entry.low
+        values.high = entry.high
+        values.first = entry.first
+        values.last = entry.last
+    return values
 
 
 def new_buckets(request: ChartRequest) -> Buckets:
@@ -233,14 +240,25 @@ def smooth_bins(bins: Iterable[Bin], weight: float, window: Window | None = None
         value += half_change
         value += half_change
         middle = bucket.first_x / 2 + bucket.last_x / 2
-        smoothed.append(Bin(middle, middle, value, value, value, value, bucket.points, gap_before=bucket.gap_before))
+        smoothed.append(
+            Bin(
+                middle,
+                middle,
+                value,
+                high=value,
+                first=value,
+                last=value,
+                points=bucket.points,
+                gap_before=bucket.gap_before,
+            )
+        )
     if window is None or not smoothed:
         return smoothed
     inside = [bucket for bucket in smoothed if window[0] < bucket.first_x < window[1]]
     for x in window:
         if smoothed[0].first_x <= x <= smoothed[-1].first_x:
             value_there = average_at(smoothed, x)
-            inside.append(Bin(x, x, value_there, value_there, value_there, value_there))
+            inside.append(Bin(x, x, value_there, high=value_there, first=value_there, last=value_there))
     return sorted(inside, key=lambda bucket: bucket.first_x)
 
 

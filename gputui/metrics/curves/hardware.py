@@ -168,7 +168,9 @@ class HardwareCurves:
         curves: list[HardwareCurve] = []
         for uuid in uuids:
             holds_of_device = [hold for hold in holds if hold.uuid == uuid]
-            curves += self._device_curves(connection, uuid, holds_of_device, axis_map, moments, request)
+            curves += self._device_curves(
+                connection, uuid, holds_of_device, axis_map=axis_map, moments=moments, request=request
+            )
         return tuple(sorted(curves, key=lambda curve: request.hardware.index(curve.field)))
 
     def _moments(

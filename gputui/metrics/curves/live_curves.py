@@ -91,7 +91,9 @@ class RunCurves:
         if request.axis != "time":
             moments = self._map.moments()
         epochs = {attempt: tuple(pairs) for attempt, pairs in self._map.epochs.items()}
-        frame = Frame(request.axis, None, None, self._map.timeline.origin_at, moments, epochs)
+        frame = Frame(
+            request.axis, start=None, end=None, origin_at=self._map.timeline.origin_at, moments=moments, epochs=epochs
+        )
         start, end = self._reach(hardware)
         if start <= end:
             frame = dataclasses.replace(frame, start=start, end=end)
@@ -100,7 +102,16 @@ class RunCurves:
         if request.ranked:
             written = {requested: self._written_as(requested) for requested in request.ranked}
             ranked = self._ranks.read(connection, written, self._map, request)
-        return ChartData(request, frame, self._names, curves, hardware, happened, self._rank_names, ranked)
+        return ChartData(
+            request,
+            frame,
+            self._names,
+            curves=curves,
+            hardware=hardware,
+            markers=happened,
+            rank_names=self._rank_names,
+            ranked=ranked,
+        )
 
     def _reach(self, hardware: Sequence[HardwareCurve]) -> Window:
         """Both ends of the axis. Over time, a run starts before its first line and ends after its

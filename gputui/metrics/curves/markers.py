@@ -43,7 +43,7 @@ def event_marker(line: CurveLine, axis_map: AxisMap) -> ChartMarker | None:
         kind = "checkpoint"
         word = "ckpt"
     x = axis_map.place(line.attempt, line.step, line.at)
-    return _marker(x, kind, word, line.at, line.attempt, clean(text[:200]))
+    return _marker(x, kind, word, at=line.at, attempt=line.attempt, text=clean(text[:200]))
 
 
 def event_lines(connection: sqlite3.Connection, run_id: str) -> list[CurveLine]:
@@ -82,7 +82,7 @@ def markers(
             text = f"attempt {number}"
             if step is not None:
                 text = f"{text} from step {step}"
-            placed.append(_marker(x, "restart", f"↻{number - 1}", begin, number, text))
+            placed.append(_marker(x, "restart", f"↻{number - 1}", at=begin, attempt=number, text=text))
     last_steps = {attempt.number: attempt.last_step for attempt in attempts}
     for incident in read_incidents(connection, run_id):
         step = incident.step
@@ -91,17 +91,17 @@ def markers(
         x = _of_step_or_moment(axis_map, incident.attempt, step, incident.at)
         word = clean(incident.kind).replace("_", " ")
         text = clean(incident.summary)
-        placed.append(_marker(x, "incident", word, incident.at, incident.attempt, text))
+        placed.append(_marker(x, "incident", word, at=incident.at, attempt=incident.attempt, text=text))
     for alert in alerts.of_run(connection, run_id):
         word = clean(alert.rule).replace("_", " ")
         at = alert.raised_at
         x = axis_map.place_moment(at)
-        placed.append(_marker(x, "alert", word, at, timeline.attempt_at(at), clean(alert.sentence)))
+        placed.append(_marker(x, "alert", word, at=at, attempt=timeline.attempt_at(at), text=clean(alert.sentence)))
     run = get_run(connection, run_id)
     if run is not None and run.ended_at is not None and attempts:
         last = attempts[-1]
         x = _of_step_or_moment(axis_map, last.number, last.last_step, last.ended_at or run.ended_at)
-        placed.append(_marker(x, "end", run.state, run.ended_at, last.number, clean(run.reason or "")))
+        placed.append(_marker(x, "end", run.state, at=run.ended_at, attempt=last.number, text=clean(run.reason or "")))
     with_place = (marker for marker in placed if marker is not None)
     return tuple(sorted(with_place, key=lambda marker: (marker.x, marker.at or 0.0)))
 
@@ -111,7 +111,7 @@ def _marker(
 ) -> ChartMarker | None:
     if x is None:
         return None
-    return ChartMarker(x, kind, word[:WORD_CHARACTERS], at, attempt, text)
+    return ChartMarker(x, kind, word[:WORD_CHARACTERS], at=at, attempt=attempt, text=text)
 
 
 def _of_step_or_moment(axis_map: AxisMap, attempt: int, step: int | None, at: float | None) -> float | None:

@@ -98,7 +98,7 @@ def _x_axis(chart: Chart, canvas: Canvas, cursor: float | None, gutter_width: in
     cursor_column = None
     if cursor is not None:
         cursor_column = canvas.column(cursor, scale)
-    return XAxisText(canvas, scale, chart.x_axis, markers, cursor_column, gutter_width)
+    return XAxisText(canvas, scale, chart.x_axis, markers=markers, cursor=cursor_column, gutter_width=gutter_width)
 
 
 def _plot(chart: Chart, x_axis: XAxisText, y_scale: Scale) -> list[Line]:

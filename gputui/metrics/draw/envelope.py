@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 
 @dataclass(slots=True)
@@ -37,10 +37,7 @@ class Bin:
         return self.nan + self.positive_infinite + self.negative_infinite
 
     def copy(self) -> Bin:
-        return Bin(
-            self.first_x, self.last_x, self.low, self.high, self.first, self.last, self.points, self.nan,
-            self.positive_infinite, self.negative_infinite, self.gap_before,
-        )  # fmt: skip
+        return replace(self)
 
     def add(self, x: float, value: float) -> None:
         """Add a value, finite or not."""

@@ -132,7 +132,7 @@ def _columns(tokens: Sequence[Token]) -> tuple[PrintedNumber, ...]:
             sense = Sense.IGNORED
         used.add(name)
         is_bar = index > 0 and tokens[index - 1].kind == "bar"
-        columns.append(PrintedNumber(index, name, sense, token.kind == "pair", is_bar, part))
+        columns.append(PrintedNumber(index, name, sense, is_pair=token.kind == "pair", is_bar=is_bar, part=part))
     return tuple(columns)
 
 
@@ -187,7 +187,9 @@ def _table_columns(tokens: Sequence[Token], header: Sequence[str]) -> tuple[Prin
             continue
         name = normal_name(tuple((cell or "").split()))
         is_bar = cell is None and tokens[index - 1].kind == "bar"
-        columns.append(PrintedNumber(index, name, meaning(name), token.kind == "pair", is_bar, None))
+        columns.append(
+            PrintedNumber(index, name, meaning(name), is_pair=token.kind == "pair", is_bar=is_bar, part=None)
+        )
     return tuple(columns)
 
 

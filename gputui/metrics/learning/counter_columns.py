@@ -47,18 +47,18 @@ def find_counters(values: Sequence[ColumnValues], *, others_advance: bool) -> Co
     named_steps = [item for item in values if item.column.meaning is Sense.STEP and item.counts_up]
     if named_steps:
         step = max(named_steps, key=lambda item: (sum(item.rises), not item.column.is_pair))
-        return CounterColumns(step.column, epoch, True)
+        return CounterColumns(step.column, epoch, is_named=True)
     place = next((item for item in values if _is_place(item, others_advance)), None)
     if place is not None:
         is_named = epoch is not None or place.column.is_bar
         return CounterColumns(place.column, epoch or _epoch_before(values, place), is_named)
     if epoch is not None:
-        return CounterColumns(None, epoch, True)
+        return CounterColumns(step=None, epoch=epoch, is_named=True)
     leading = takewhile(lambda item: not item.column.name and not item.column.is_pair, values)
     bare = [item for item in list(leading)[:_BARE_COUNTERS] if item.counts_up and len(set(item.rises)) == 1]
     if bare:
-        return CounterColumns(bare[-1].column, _epoch_before(values, bare[-1]), False)
-    return CounterColumns(None, None, False)
+        return CounterColumns(bare[-1].column, _epoch_before(values, bare[-1]), is_named=False)
+    return CounterColumns(step=None, epoch=None, is_named=False)
 
 
 def _is_place(values: ColumnValues, others_advance: bool) -> bool:

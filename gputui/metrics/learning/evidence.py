@@ -73,10 +73,10 @@ def learn_counter(line: PrintedLine, candidate: Candidate) -> LearnedShape | Non
     if column is None:
         return None
     role: Role = "step"
-    counting = CounterColumns(column, None, True)
+    counting = CounterColumns(column, epoch=None, is_named=True)
     if column.meaning is Sense.EPOCH:
         role = "epoch"
-        counting = CounterColumns(None, column, True)
+        counting = CounterColumns(step=None, epoch=column, is_named=True)
     evidence = replace(gather(line.columns, candidate.rows), counting=counting)
     return _shape(line, _counter(column, role), evidence)
 

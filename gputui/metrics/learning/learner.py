@@ -86,12 +86,12 @@ class Learner:
         if is_promising(line):
             if self._rests(key, context):
                 return []
-            candidate = self._collect(self._candidates, MAX_CANDIDATES, key, line, rank, running)
+            candidate = self._collect(self._candidates, MAX_CANDIDATES, key, line=line, rank=rank, running=running)
             running.part = line.columns[-1].part or running.part
             shapes = self._judge(key, line, candidate, context)
             if shapes or not only_counts:
                 return shapes
-        self._collect(self._counters, MAX_COUNTERS, key, line, rank, running)
+        self._collect(self._counters, MAX_COUNTERS, key, line=line, rank=rank, running=running)
         if names_epoch(line) and self.lacks_epoch:
             return self._take_counter(key)
         return []

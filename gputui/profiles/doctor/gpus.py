@@ -94,7 +94,7 @@ def main(argv: list[str]) -> int:
     if argv:
         from gputui.machine.simulated import SimulatedSource
 
-        source = SimulatedSource(Path(argv[0]), None, at)
+        source = SimulatedSource(Path(argv[0]), gpu_count=None, epoch=at)
     else:
         from gputui.machine.nvml import NvmlSource
 

@@ -265,9 +265,23 @@ def _agent(workspace: Workspace, now: float) -> AgentReading | None:
         view = read_agent(connection)
     stopped = is_stopped(identity.process)
     if view is None or view.pid != identity.process.pid:
-        return AgentReading(identity.process.pid, identity.version, None, None, None, stopped)
+        return AgentReading(
+            identity.process.pid,
+            identity.version,
+            interval_seconds=None,
+            heartbeat_seconds=None,
+            sampler_state=None,
+            is_stopped=stopped,
+        )
     age = max(0.0, now - view.heartbeat_at)
-    return AgentReading(view.pid, identity.version, view.interval_seconds, age, view.sampler_state, stopped)
+    return AgentReading(
+        view.pid,
+        identity.version,
+        view.interval_seconds,
+        heartbeat_seconds=age,
+        sampler_state=view.sampler_state,
+        is_stopped=stopped,
+    )
 
 
 def _other_agents(workspace: Workspace) -> list[tuple[int, str]]:

@@ -43,7 +43,7 @@ def command_profile(
     command = split_command(command_line, folder)
     if command_line[0] == command.script and command.launcher is FOR_RANKS:
         command.launcher = FOR_SCRIPT
-    subject = DraftSubject(command, Survey(), None, {})
+    subject = DraftSubject(command, Survey(), preset=None, options={})
     with suppress(SurveyError):  # what is wrong with it, Python says better
         subject = examine(command, folder)
     arguments = DraftArguments(subject)
@@ -61,7 +61,7 @@ def command_profile(
     except ValidationError as error:
         problem = error.errors()[0]
         raise DraftError(f"{problem['msg']}: {problem['input']!s:.80}; write a profile for it") from error
-    profile = Profile.of_form(form, run_name(command, folder), None, folder, command_line)
+    profile = Profile.of_form(form, run_name(command, folder), path=None, folder=folder, typed=command_line)
     return replace(profile, spellings=arguments.spellings)
 
 

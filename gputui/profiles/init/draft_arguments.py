@@ -154,7 +154,7 @@ class DraftArguments:
             self._note_resume(option or Option(flag, typed.name, is_flag=value is None), meaning)
         is_parameter = re.fullmatch(NAME_PATTERN, typed.name) is not None and typed.name not in RESERVED_NAMES
         if value is None and is_parameter:
-            self._add_param(name, True, _optional((flag, f"{{{name}}}")), option)
+            self._add_param(name, default=True, argument=_optional((flag, f"{{{name}}}")), option=option)
         elif value is None:
             self.args.append(self._literal(flag))
         elif is_parameter and RUN_DIR not in value:
@@ -296,9 +296,9 @@ def _next_typed(typed_words: deque[str], subject: DraftSubject) -> _TypedOption 
     if option is None:
         name = re.sub(r"[/@]", ".", flag.lstrip("-+~").replace("-", "_"))
     elif flag in option.negatives:
-        return _TypedOption(flag, flag.lstrip("-").replace("-", "_"), None, option=option)
+        return _TypedOption(flag, flag.lstrip("-").replace("-", "_"), value=None, option=option)
     elif option.is_flag and not equals:
-        return _TypedOption(flag, option.name, None, option=option)
+        return _TypedOption(flag, option.name, value=None, option=option)
     else:
         name = option.name
     if equals:
@@ -309,7 +309,7 @@ def _next_typed(typed_words: deque[str], subject: DraftSubject) -> _TypedOption 
         and (not typed_words[0].startswith("-") or number_or_text(typed_words[0]) != typed_words[0])
     ):
         return _TypedOption(flag, name, typed_words.popleft(), option=option)
-    return _TypedOption(flag, name, None, option=option)
+    return _TypedOption(flag, name, value=None, option=option)
 
 
 def _joined_option(word: str, subject: DraftSubject) -> _TypedOption | None:

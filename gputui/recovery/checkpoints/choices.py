@@ -245,7 +245,9 @@ def _refused(
         if row.place > best:
             reasons.setdefault(row.path, why)
     return tuple(
-        CheckpointInfo(Path(row.path), row.step, False, reasons[row.path], row.size_bytes, row.place)
+        CheckpointInfo(
+            Path(row.path), row.step, valid=False, why=reasons[row.path], size_bytes=row.size_bytes, place=row.place
+        )
         for row in resumable.newest_first(rows)
         if row.path in reasons.keys() - usable_paths
     )

@@ -168,8 +168,8 @@ def surveyed(search: CheckpointSearch, wall: Callable[[], float] = time.time) ->
         if ended is None or ended.ended_at is None or ended.number != search.writer:
             return rows
         rows = _judge_last_save(rows, ended, search.attempts, steps)
-        unsound = steps.unsound_loss(rows, ended.number, None)
-        return ledger.attempt_ended(rows, search.attempts, ended.number, None, unsound)
+        unsound = steps.unsound_loss(rows, ended.number, step=None)
+        return ledger.attempt_ended(rows, search.attempts, ended.number, kind=None, unsound=unsound)
 
 
 def unsound_loss_of(search: CheckpointSearch, rows: Rows, number: int, step: int | None) -> UnsoundLoss | None:

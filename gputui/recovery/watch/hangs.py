@@ -262,7 +262,7 @@ def _hang(silence: ProgressSilence, activity: RankActivity, quiet: str, hold_sec
     who = "no rank computes, reads"
     if len(activity.ranks) == 1:
         who = "it neither computes nor reads"
-    return _seen(silence, "hang", f"{who} or writes, {quiet}", None, hold_seconds)
+    return _seen(silence, "hang", f"{who} or writes, {quiet}", rank=None, hold_seconds=hold_seconds)
 
 
 def _seen(

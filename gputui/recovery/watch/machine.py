@@ -238,7 +238,7 @@ def _parked(now: GpuMoment, rules: RuleSet) -> Observation:
     if now.holder:
         text = f" by {now.holder}"
     if busy is None or used is None:
-        return Observation("gpu_parked", None, limit, text)
+        return Observation("gpu_parked", value=None, limit=limit, text=text)
     return Observation("gpu_parked", used / 2**30, limit, text, applies=busy == 0)
 
 

@@ -166,4 +166,6 @@ def silence(progress: StepProgress, seconds: float, hang_after: float) -> Progre
     evident = min(max(hang_after * EVIDENT_SHARE, gap * IDLE_SHARE), allowed)
     evident_seconds = evident if phase == "steps" else None
     long = max(hang_after * LONG_FACTOR, allowed)
-    return ProgressSilence(phase, seconds, allowed, evident_seconds, progress.step, long)
+    return ProgressSilence(
+        phase, seconds, allowed, evident_seconds=evident_seconds, step=progress.step, long_seconds=long
+    )

@@ -149,7 +149,14 @@ class Follower:
             # The agent's janitor moves the log into the file.
             connection.execute("PRAGMA wal_autocheckpoint = 0")
             try:
-                subject = read_subject(connection, self.run_id, self.name, self.target, self.metrics, self.environment)
+                subject = read_subject(
+                    connection,
+                    self.run_id,
+                    self.name,
+                    target=self.target,
+                    requested_metrics=self.metrics,
+                    environment=self.environment,
+                )
                 return self._locked(subject)
             except (RunLookupError, RunGoneError, StoreReplacedError):
                 return 0

@@ -87,4 +87,12 @@ def read_subject(
     identity = "\0".join((run.run_id, repr(run.created_at), name, target, *requested_metrics))
     key = hashlib.sha256(identity.encode("utf-8", "surrogateescape")).hexdigest()[:16]
     created_at = None if study is None else study[0]
-    return Subject(connection, run, params, requested_metrics, key, created_at, environment or {})
+    return Subject(
+        connection,
+        run,
+        params,
+        requested_metrics=requested_metrics,
+        key=key,
+        study_created_at=created_at,
+        environment=environment or {},
+    )

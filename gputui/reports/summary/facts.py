@@ -56,7 +56,7 @@ def spread(values: Iterable[tuple[float, int]]) -> Spread | None:
 
     mean = math.fsum(value * n for value, n in pairs) / total
     p05, p50, p95, p99 = (percentile(percent) for percent in (5, 50, 95, 99))
-    return Spread(mean, p05, p50, p95, p99, pairs[0][0], pairs[-1][0], total)
+    return Spread(mean, p05, p50, p95=p95, p99=p99, min=pairs[0][0], max=pairs[-1][0], count=total)
 
 
 class Best(Struct, frozen=True):

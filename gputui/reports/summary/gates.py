@@ -152,5 +152,5 @@ def judge(run: RunFacts, efficiency: float | None, thresholds: Mapping[str, floa
         if figure is not None:
             is_good = figure >= threshold if gate.is_least else figure <= threshold
             outcome = "pass" if is_good else "fail"
-        verdicts.append(GateVerdict(gate.name, outcome, figure, threshold, gate.unit, text))
+        verdicts.append(GateVerdict(gate.name, outcome, figure, threshold=threshold, unit=gate.unit, text=text))
     return tuple(verdicts)

@@ -149,7 +149,7 @@ def make(
         for facts in runs:
             run_id = facts.run.run_id
             verdicts[run_id] = judge(facts, efficiency_of(run_id, groups), thresholds)
-    return Report(title, now, runs, verdicts, groups, prices)
+    return Report(title, now, runs, verdicts=verdicts, scalings=groups, prices=prices)
 
 
 def shapes(report: Report) -> dict[str, Any]:
@@ -240,7 +240,7 @@ def _cost(report: Report) -> dict[str, Any]:
     prices = report.prices
     runs = []
     for facts, cost in zip(report.runs, costs, strict=True):
-        lost = facts.lost or Cost(None, None, None, incidents=0)
+        lost = facts.lost or Cost(lost_steps=None, lost_seconds=None, lost_gpu_hours=None, incidents=0)
         runs.append(
             {
                 **facts.identity(),

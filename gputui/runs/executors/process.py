@@ -133,7 +133,7 @@ class ExecutorProcess:
             with contextlib.suppress(ProcessLookupError):
                 self._descriptor = open_pidfd(self.identity.pid)
             if self._descriptor is not None:
-                selector.register(self._descriptor, selectors.EVENT_READ, None)
+                selector.register(self._descriptor, selectors.EVENT_READ, data=None)
                 self._selector = selector
 
     def release(self) -> None:

@@ -227,5 +227,5 @@ def reported_values(
                 continue
             for name, stored_name in stored_names.items():
                 if (value := as_float(data.get(stored_name))) is not None:
-                    reported.append(ReportedValue(name, step, position, value, attempt, at))
+                    reported.append(ReportedValue(name, step, position, value=value, attempt=attempt, at=at))
     return reported, reached

@@ -92,6 +92,6 @@ def _interpreter(session: Session, profile: str | None) -> Interpreter:
     from gputui.profiles.interpreter_checks import environment_of
     from gputui.ui.cli import launch_spec
 
-    spec = launch_spec.resolve_spec(launch_spec.load_profile(session, profile), (), "0", None)
+    spec = launch_spec.resolve_spec(launch_spec.load_profile(session, profile), (), "0", situation=None)
     environ = environment_of(spec, os.environ)
     return Interpreter(str(spec.python or sys.executable), environ, spec.workdir)

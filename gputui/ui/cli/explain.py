@@ -52,7 +52,7 @@ def command(session: Session, run: str | None, evidence: bool, as_json: bool) ->
         story = [*story_of(connection, view), *_remarks(connection, view)]
         raised = alerts.of_run(connection, view.run_id)
         if as_json:
-            print_json(_shape(session, connection, view, story, raised, folders))
+            print_json(_shape(session, connection, view, story=story, raised=raised, folders=folders))
             return
     if raised:
         story.append(alerts_sentence(raised))

@@ -45,7 +45,7 @@ def command(
             where = f"{view.run_id}-{name}"
         target = absolute_target(name, where, Path.cwd())
         if not follow:
-            count = _once(connection, view, names, name, target, force)
+            count = _once(connection, view, names, name=name, target=target, force=force)
     if follow:
         count = _follow(session, view, names, name, target)
     plural = "" if count == 1 else "s"

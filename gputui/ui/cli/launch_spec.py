@@ -94,7 +94,7 @@ def resolve_without_gpus(
     except ResolveError as error:
         if not error.is_refusal:
             raise
-        return resolve_spec(profile, changes, gpus, None, heeds_shell_gpus=False), list(error.problems)
+        return resolve_spec(profile, changes, gpus, situation=None, heeds_shell_gpus=False), list(error.problems)
 
 
 def gpu_situation(session: Session) -> GpuSituation | None:

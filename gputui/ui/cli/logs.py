@@ -50,7 +50,7 @@ def command(session: Session, run: str | None, follow: bool, rank: int | None, a
             log.path: print_tail(log.path, label(log, len(files) > 1), lines, with_rest=not follow) for log in files
         }
         if follow:
-            number = _follow(connection, view.run_id, attempts, rank, number, positions)
+            number = _follow(connection, view.run_id, attempts, rank=rank, number=number, positions=positions)
         newest = get_attempt(connection, view.run_id, number)
         if newest is None or newest.state != "stopped":
             return

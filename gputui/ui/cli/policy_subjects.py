@@ -80,7 +80,7 @@ def find(session: Session, what: str) -> PolicySubject:
 def of_profile(session: Session, name: str) -> PolicySubject:
     """A new run of a profile; ends the command with one line per problem."""
     profile = launch_spec.load_profile(session, name)
-    spec = launch_spec.resolve_spec(profile, (), None, launch_spec.gpu_situation(session))
+    spec = launch_spec.resolve_spec(profile, (), gpus=None, situation=launch_spec.gpu_situation(session))
     return PolicySubject(_policy(spec, spec.name), policy_simulation.fresh(spec), profile=spec.name)
 
 

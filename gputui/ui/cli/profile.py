@@ -115,7 +115,7 @@ def export(
     from gputui.ui.cli import launch_spec
 
     source = launch_spec.load_profile(session, profile)
-    spec = launch_spec.resolve_spec(source, changes, gpus, None, heeds_shell_gpus=False)
+    spec = launch_spec.resolve_spec(source, changes, gpus, situation=None, heeds_shell_gpus=False)
     text = write_manifest(system, spec, image=image, gpu_type=gpu_type)
     if out is None:
         for line in text.splitlines():

@@ -64,7 +64,7 @@ def command(
     if since is not None:
         subject = f"all runs since {since}"
         name = "since"
-    summary = report.make(f"Report of {subject}", now, facts, others, prices, thresholds)
+    summary = report.make(f"Report of {subject}", now, facts, others=others, prices=prices, thresholds=thresholds)
     folder = out or Path(f"report-{name}")
     if not as_json or out is not None:
         write_files(folder, report.contents(summary))

@@ -124,7 +124,7 @@ def command(
 
         settings = with_job_options(find_target(target, profile.form.targets, session.workspace), job)
         # The target itself is not asked, so that nothing waits for a network.
-        spec = launch_spec.resolve_spec(profile, changes, gpus, None, settings)
+        spec = launch_spec.resolve_spec(profile, changes, gpus, situation=None, target=settings)
         launch_spec.refuse_failed(check_elsewhere(spec, session.workspace.state))
         if dry_run:
             for line in target_preview(spec, session.workspace.runs):

@@ -174,9 +174,9 @@ def details_shape(details: RunDetails) -> dict[str, Any]:
         details.row.run,
         details.history.attempts,
         details.history.incidents,
-        details.history.decisions,
-        json_shapes.FailureCosts(cost_of, cost_of_all),
-        details.took,
+        decisions=details.history.decisions,
+        lost=json_shapes.FailureCosts(cost_of, cost_of_all),
+        used=details.took,
     )
     return {
         **shape,

@@ -180,7 +180,7 @@ def show(session: Session, study: str | None, source: bool, at: str | None, as_j
         waiting = dict[str, str]()
         if moment is None:
             waiting = waiting_trials(connection, record.study_id, now)
-        shape = show_shape(connection, record, now, moment, session.workspace, waiting)
+        shape = show_shape(connection, record, now, at=moment, workspace=session.workspace, waiting=waiting)
         if as_json:
             print_json(shape)
             return

@@ -133,7 +133,7 @@ def launch(session: Session, spec: StudySpec, profile: Profile, source: str, *, 
     with closing(session.commander()) as connection, session.writing():
         with ticket_for(session.workspace, replace(base, shell=capture())) as ticket:
             arguments = {"spec": spec.to_json(), "source": source, **ticket}
-            command_id = submit(connection, "study", None, arguments, actor(), now=time.time())
+            command_id = submit(connection, "study", run_id=None, args=arguments, actor=actor(), now=time.time())
         study_id = str(session.wait(connection, command_id)["id"])
     if not wait:
         text = f"{study_id} started; gputui study show {study_id} shows it, gputui study stop {study_id} ends it"

@@ -105,7 +105,7 @@ def _stop_everything(workspace: Workspace) -> None:
                 if not studies and not runs:
                     break
                 for study_id in studies - stopping:
-                    ask("study_stop", None, {"study": study_id}, now=time.time())
+                    ask("study_stop", run_id=None, args={"study": study_id}, now=time.time())
                 # Some may be new: from a study, or from a command that was not answered before.
                 for run_id in runs - stopping:
                     ask("stop", run_id, {"now": True}, now=time.time())

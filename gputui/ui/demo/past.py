@@ -283,9 +283,9 @@ class DemoPast:
             model,
             int(params["steps"]),
             params["lr"],
-            params["weight_decay"],
-            int(params["batch_size"]),
-            int(params["grad_accum"]),
+            weight_decay=params["weight_decay"],
+            batch_size=int(params["batch_size"]),
+            accumulated=int(params["grad_accum"]),
         )
         step_seconds = act.step_seconds or model.step_seconds(training.samples)
         first_step = attempt.resumed_step or 0
@@ -360,7 +360,7 @@ class DemoPast:
         for number, at in enumerate(times):
             yield at
             occupants = [
-                Occupant(self.gpus[index].uuid, pid, run_id, rank, peak_bytes, began_at)
+                Occupant(self.gpus[index].uuid, pid, run_id, rank=rank, memory_bytes=peak_bytes, since=began_at)
                 for began_at, ended_at, run_id, gpus, peak_bytes in self.busy
                 if began_at <= at < ended_at
                 for rank, index in enumerate(gpus)

@@ -58,10 +58,10 @@ class TrainedModel(NamedTuple):
 
 
 MODELS = {
-    "gpt2-124m": TrainedModel(0.4, 64, 10.9, 2.8, 498_000_000, 639_000_000),
-    "resnet50": TrainedModel(0.4, 256, 6.9, 1.4, 102_000_000, 160_000_000),
-    "vit-b16": TrainedModel(0.5, 512, 6.9, 1.7, 346_000_000, 150_000_000),
-    "bert-mlm": TrainedModel(0.4, 128, 10.3, 1.8, 440_000_000, 240_000_000),
+    "gpt2-124m": TrainedModel(0.4, 64, 10.9, last_loss=2.8, checkpoint_bytes=498_000_000, sample_bytes=639_000_000),
+    "resnet50": TrainedModel(0.4, 256, 6.9, last_loss=1.4, checkpoint_bytes=102_000_000, sample_bytes=160_000_000),
+    "vit-b16": TrainedModel(0.5, 512, 6.9, last_loss=1.7, checkpoint_bytes=346_000_000, sample_bytes=150_000_000),
+    "bert-mlm": TrainedModel(0.4, 128, 10.3, last_loss=1.8, checkpoint_bytes=440_000_000, sample_bytes=240_000_000),
 }
 SHORT_STEPS = 12_000
 """A shorter training has shorter steps, so that a trial of the study takes a minute."""
@@ -278,7 +278,12 @@ def steps(options: argparse.Namespace, rank: int, ranks: int, should_stop: list[
     begin, fails_at = Continuation(*json.loads(os.environ["CONTINUATION"]))
     model = MODELS[options.model]
     training = SimulatedTraining(
-        model, options.steps, options.lr, options.weight_decay, options.batch_size, options.grad_accum
+        model,
+        options.steps,
+        options.lr,
+        weight_decay=options.weight_decay,
+        batch_size=options.batch_size,
+        accumulated=options.grad_accum,
     )
     step_seconds = model.step_seconds(training.samples) * min(1.0, options.steps / SHORT_STEPS)
     out = os.open(os.environ["GPUTUI_METRICS"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)

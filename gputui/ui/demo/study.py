@@ -90,7 +90,7 @@ def play_study(past: DemoPast, file: Path) -> Iterator[float]:
             )  # fmt: skip
         run_id = past.begin_run(trial, f"study {study_id}", name=f"{study_id}-t{number}")
         steps = len(curve.values) * VALIDATION_STEPS
-        past.train_trial(run_id, gpus, STEP_SECONDS, steps, curve.reason, f"study {study_id}")
+        past.train_trial(run_id, gpus, STEP_SECONDS, last_step=steps, pruned=curve.reason, actor=f"study {study_id}")
         _write_result(past, study_id, number, run_id, curve)
         slots = sorted([*slots, (past.at + 2.0, gpus)])
     past.at = max(at for at, _ in slots)

@@ -184,9 +184,9 @@ class Commands(Shell):
     def do_study_pause(self) -> None:
         study_id = self.page.study_in_question
         if self.page.context().study == "paused":
-            self.ask(f"Resume {study_id}", "study_resume", None, {"study": study_id})
+            self.ask(f"Resume {study_id}", "study_resume", run_id=None, args={"study": study_id})
         else:
-            self.ask(f"Pause {study_id}", "study_pause", None, {"study": study_id})
+            self.ask(f"Pause {study_id}", "study_pause", run_id=None, args={"study": study_id})
 
     def do_study_stop(self) -> None:
         study_id = self.page.study_in_question
@@ -267,7 +267,7 @@ class Commands(Shell):
         if self.page.study_in_question is not None:
             self.do_study_pause()
         elif self.snapshot.machine.queue_pause is not None:
-            self.ask("Open the queue", "queue_resume", None, {})
+            self.ask("Open the queue", "queue_resume", run_id=None, args={})
         else:
             effect = "No run starts until you open it again; active runs continue and recover as usual."
             self._ask_first("Pause the queue", effect, "queue_pause")
@@ -322,7 +322,7 @@ def start_study(workspace: Workspace, base: RunSpec, spec: StudySpec, source: st
     private = replace(base, shell=capture())
     with closing(open_commander(workspace.database)) as store, ticket_for(workspace, private) as ticket:
         arguments = {"spec": spec.to_json(), "source": source, **ticket}
-        return submit(store, "study", None, arguments, actor(), now=time.time())
+        return submit(store, "study", run_id=None, args=arguments, actor=actor(), now=time.time())
 
 
 def withdraw_late(workspace: Workspace, command_id: int, seconds: float) -> None:

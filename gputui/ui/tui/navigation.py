@@ -179,7 +179,9 @@ class Navigation(Commands):
         count = None
         if (spec := known_spec(run)) is not None:
             count = spec.gpus.count * spec.gpus.share
-        prefill = Prefill(run.profile, launched_params(run), count, profile_path(run), run.run_id, run.target)
+        prefill = Prefill(
+            run.profile, launched_params(run), count, path=profile_path(run), run_id=run.run_id, target=run.target
+        )
         self.push_screen(LaunchScreen(prefill))
 
     # --- dialogs
@@ -198,7 +200,7 @@ class Navigation(Commands):
         study_id = self.page.study_in_question
         run = self.page.run_in_question
         if study_id is not None and not context.marked:
-            resume = partial(self.ask, f"Resume {study_id}", "study_resume", None, {"study": study_id})
+            resume = partial(self.ask, f"Resume {study_id}", "study_resume", run_id=None, args={"study": study_id})
             why_not = needs_resumable_study(context)
             items = [
                 MenuItem("r", "resume", "continue with its next trials", resume, why_not),
@@ -231,7 +233,7 @@ class Navigation(Commands):
             return int(form.typed[0]), hint
 
         def extend(trials: int) -> None:
-            self.ask(f"Extend {study_id}", "study_extend", None, {"study": study_id, "trials": trials})
+            self.ask(f"Extend {study_id}", "study_extend", run_id=None, args={"study": study_id, "trials": trials})
 
         self.push_screen(FormScreen("Extend the study", "extend", {"trials": ""}, check, extend))
 
@@ -259,7 +261,7 @@ class Navigation(Commands):
             return form.typed[0] or None, "No new run gets it until it is cleared."
 
         def quarantine(why: str) -> None:
-            self.ask(f"Quarantine GPU {gpu.index}", "quarantine_gpu", None, {"uuid": gpu.uuid, "why": why})
+            self.ask(f"Quarantine GPU {gpu.index}", "quarantine_gpu", run_id=None, args={"uuid": gpu.uuid, "why": why})
 
         title = f"Quarantine GPU {gpu.index}"
         self.push_screen(FormScreen(title, "quarantine", {"why": ""}, check, quarantine))

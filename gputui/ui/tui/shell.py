@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from msgspec.structs import replace
 from textual import events
@@ -28,6 +28,12 @@ from gputui.ui.tui.terminal.frame_pace import LAG_SECONDS, FramePace
 from gputui.ui.tui.terminal.layer import DisplayLayer
 from gputui.ui.tui.theme.colors import theme_for
 from gputui.ui.views.snapshot import Moment, Snapshot
+
+
+class AskAgent(Protocol):
+    """`Commands.ask`, by the names of its arguments."""
+
+    def __call__(self, title: str, verb: str, run_id: str | None, args: Mapping[str, Any]) -> None: ...
 
 
 class Shell(DisplayLayer[int], inherit_bindings=False):
@@ -62,7 +68,7 @@ class Shell(DisplayLayer[int], inherit_bindings=False):
     message: tuple[str, str] = ("", "info")
 
     # Methods of `Commands`.
-    ask: Callable[[str, str, str | None, Mapping[str, Any]], None]
+    ask: AskAgent
     ask_in_order: Callable[[Sequence[tuple[str, Callable[[], int]]]], None]
     # Methods of `Navigation`.
     confirm: Callable[[str, str, Callable[[], object]], None]

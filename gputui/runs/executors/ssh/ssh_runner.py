@@ -77,7 +77,7 @@ class SshMirror(MirrorRunner):
             )
         self.send_code(f"{root}/code")
         super().send()
-        self.check_copied(self.shell.send(self.remote, None, self.remote_folder))
+        self.check_copied(self.shell.send(self.remote, files=None, destination=self.remote_folder))
 
     def plan_to_send(self) -> dict[str, Any]:
         return self.plan_there(self.root, f"{self.root}/code")
@@ -186,7 +186,7 @@ class SshRunner(SshMirror):
         if self.answer["is_alive"]:
             state = "running" if "started.json" in self.answer["whole"] else "configuring"
             return JobStatus(job, state, nodes=node)
-        return JobStatus(job, "ended", None, nodes=node)
+        return JobStatus(job, "ended", reason=None, nodes=node)
 
     def signal_job(self, job: str, *, at_once: bool) -> None:
         number = "12" if at_once else "15"

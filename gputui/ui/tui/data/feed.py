@@ -176,10 +176,10 @@ class Feed:
                 return True
             if is_news:
                 return self._pass_time(now, clock, newest.problem)
-            return self._pass_time(now, clock, None)
+            return self._pass_time(now, clock, problem=None)
         except StoreMissingError:
             self._store.close()
-            return self._pass_time(now, clock, None)
+            return self._pass_time(now, clock, problem=None)
         except (StoreError, sqlite3.Error, OSError) as error:
             self._store.close()
             return self._pass_time(now, clock, _problem(error))

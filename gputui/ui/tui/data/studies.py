@@ -44,10 +44,10 @@ class StudyReader:
             study,
             study_spec(study),
             tuple(studies.read_trials(store, study.study_id, at)),
-            studies.rungs_by_trial(store, study.study_id, at),
-            studies.study_gpu_hours(store, study.study_id, moment),
-            studies.study_wall_seconds(store, study.study_id, moment),
-            tuple(self._row(store, record, runs, at) for record in records),
+            rungs=studies.rungs_by_trial(store, study.study_id, at),
+            gpu_hours=studies.study_gpu_hours(store, study.study_id, moment),
+            running_seconds=studies.study_wall_seconds(store, study.study_id, moment),
+            studies=tuple(self._row(store, record, runs, at) for record in records),
         )
 
     def _row(self, store: Connection, study: StudyRecord, runs: Sequence[Run], at: float | None) -> StudyRow:

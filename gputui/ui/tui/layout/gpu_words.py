@@ -75,11 +75,11 @@ def gpu_row(snapshot: Snapshot, gpu: GpuView) -> GpuRow:
         gpu,
         rank,
         style,
-        utilizations,
-        machine.quarantined.get(gpu.uuid),
-        machine.xids.get(gpu.uuid, 0),
-        _parked_seconds(snapshot, gpu),
-        machine.promised.get(gpu.uuid),
+        utilizations=utilizations,
+        quarantined=machine.quarantined.get(gpu.uuid),
+        xids=machine.xids.get(gpu.uuid, 0),
+        parked_seconds=_parked_seconds(snapshot, gpu),
+        promised=machine.promised.get(gpu.uuid),
     )
 
 

@@ -46,7 +46,7 @@ def time_bins(history: History, span_seconds: float, unit_seconds: float = 60.0)
             gap = True
             continue
         x = ((number + 0.5) * seconds - span_seconds) / unit_seconds
-        bins.append(Bin(x, x, value, value, value, value, 1, gap_before=gap))
+        bins.append(Bin(x, x, value, high=value, first=value, last=value, points=1, gap_before=gap))
         gap = False
     return bins
 

@@ -87,11 +87,11 @@ class AlertsScreen(ListingPage[AlertView]):
 
     def do_acknowledge(self) -> None:
         assert self.current is not None
-        self.shell.ask("Acknowledge", "alert_ack", None, {"ids": [self.current.alert_id]})
+        self.shell.ask("Acknowledge", "alert_ack", run_id=None, args={"ids": [self.current.alert_id]})
         self.move(1)
 
     def do_acknowledge_all(self) -> None:
-        self.shell.ask("Acknowledge all", "alert_ack", None, {"ids": None})
+        self.shell.ask("Acknowledge all", "alert_ack", run_id=None, args={"ids": None})
 
     def do_silence(self) -> None:
         alert = self.current
@@ -103,7 +103,7 @@ class AlertsScreen(ListingPage[AlertView]):
                 args["rule"] = alert.rule
             else:
                 args["id"] = alert.alert_id
-            self.shell.ask("Silence", "alert_silence", None, args)
+            self.shell.ask("Silence", "alert_silence", run_id=None, args=args)
 
         self.app.push_screen(silence_form(alert, self.snapshot.at, silence))
 

@@ -292,8 +292,8 @@ def _parameter_field(name: str, parameter: Parameter, last: Mapping[str, object]
         name,
         default,
         clean(", ".join(filter(None, hints))),
-        _GROUP_OF.get(name, group),
-        before,
-        choices,
-        parameter.parse,
+        group=_GROUP_OF.get(name, group),
+        last=before,
+        choices=choices,
+        parse=parameter.parse,
     )

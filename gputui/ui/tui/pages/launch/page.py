@@ -366,7 +366,7 @@ def _row(entry: ProfileEntry, used: Mapping[str, float], gpu_count: int) -> Prof
     name = clean(entry.name)
     if profile is None:
         problem = (str(entry.error).splitlines() or ["cannot be read"])[0]
-        return ProfileRow(entry.path, name, "", "", at, clean(f"broken: {problem}"))
+        return ProfileRow(entry.path, name, description="", gpus="", used_at=at, missing=clean(f"broken: {problem}"))
     selection = profile.form.gpus
     count = selection.count or len(selection.devices)
     gpus = count_of(count, "GPU") if count else "CPU"
@@ -376,8 +376,8 @@ def _row(entry: ProfileEntry, used: Mapping[str, float], gpu_count: int) -> Prof
     description = clean(profile.description)
     if count > gpu_count:
         missing = f"needs {gpus}, this machine has {gpu_count}"
-        return ProfileRow(entry.path, name, description, gpus, at, missing)
-    return ProfileRow(entry.path, name, description, gpus, at, _missing_data(profile))
+        return ProfileRow(entry.path, name, description, gpus=gpus, used_at=at, missing=missing)
+    return ProfileRow(entry.path, name, description, gpus=gpus, used_at=at, missing=_missing_data(profile))
 
 
 def _missing_data(profile: Profile) -> str:
@@ -419,7 +419,7 @@ class ChooseProfileScreen(FileListScreen[ProfileRow]):
         self.in_thread(read, take)
 
     def row_of_file(self, path: Path) -> ProfileRow:
-        return ProfileRow(path, clean(shown_path(path)), "", "", None, "")
+        return ProfileRow(path, clean(shown_path(path)), description="", gpus="", used_at=None, missing="")
 
     def columns(self) -> Sequence[Column[ProfileRow]]:
         now = self.snapshot.at

@@ -80,7 +80,7 @@ def find_profile(prefill: Prefill, workspace: Workspace, cwd: Path) -> ProfileEn
         from gputui.profiles.profile_file import ProfileEntry
 
         profile = command_profile(argv, folder)
-        return ProfileEntry(profile.name, folder, "typed", profile, None)
+        return ProfileEntry(profile.name, folder, "typed", profile, error=None)
     if prefill.path is None:
         entries = read_profiles(workspace, cwd)
         return next((entry for entry in entries if entry.name == prefill.profile), None)

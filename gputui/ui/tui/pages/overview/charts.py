@@ -67,14 +67,14 @@ class ChartSubject(NamedTuple):
             memories = to_percent(history.memory_used_bytes, gpu.memory_total_bytes)
         return cls(
             f"{gpu.index}",
-            gpu.utilization_percent,
-            gpu.memory_used_bytes,
-            gpu.memory_total_bytes,
-            gpu.temperature_celsius,
-            utilizations,
-            memories,
-            is_hot(gpu),
-            gpu.state,
+            utilization_percent=gpu.utilization_percent,
+            memory_used_bytes=gpu.memory_used_bytes,
+            memory_total_bytes=gpu.memory_total_bytes,
+            temperature_celsius=gpu.temperature_celsius,
+            utilizations=utilizations,
+            memories=memories,
+            is_hot=is_hot(gpu),
+            state=gpu.state,
         )
 
     @classmethod
@@ -83,13 +83,15 @@ class ChartSubject(NamedTuple):
         total = gpu_totals(gpus)
         return cls(
             "all",
-            total.utilization_percent,
-            total.memory_used_bytes,
-            total.memory_total_bytes,
-            total.hottest_celsius,
-            merge_histories([subject.utilizations for subject in charted if subject.utilizations is not None], fmean),
-            merge_histories([subject.memories for subject in charted if subject.memories is not None], fmean),
-            any(is_hot(gpu) for gpu in gpus),
+            utilization_percent=total.utilization_percent,
+            memory_used_bytes=total.memory_used_bytes,
+            memory_total_bytes=total.memory_total_bytes,
+            temperature_celsius=total.hottest_celsius,
+            utilizations=merge_histories(
+                [subject.utilizations for subject in charted if subject.utilizations is not None], fmean
+            ),
+            memories=merge_histories([subject.memories for subject in charted if subject.memories is not None], fmean),
+            is_hot=any(is_hot(gpu) for gpu in gpus),
         )
 
     @property

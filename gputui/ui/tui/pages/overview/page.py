@@ -81,9 +81,9 @@ class OverviewScreen(OverviewCursor):
             lambda most: self._gpu_height(width, height, most),
             len(self.entries),
             sum(len(gpu.processes or ()) for gpu in snapshot.gpus),
-            sum(foreign),
-            sum(number - 1 for number in foreign if number),
-            len(event_rows(snapshot, width)),
+            others=sum(foreign),
+            hidden=sum(number - 1 for number in foreign if number),
+            events=len(event_rows(snapshot, width)),
             has_charts=bool(snapshot.gpus) and not self.is_folded,
         )
         rows = share_rows(width, height - len(head) - 1 - passing, needs, is_framed=is_framed, passing=passing)

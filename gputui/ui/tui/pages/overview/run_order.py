@@ -33,7 +33,7 @@ def _lost_seconds(row: RunRow) -> float | None:
 
 
 ORDERS: tuple[RowOrder[RunRow], ...] = (
-    RowOrder("state", "s", "", None),
+    RowOrder("state", "s", "", key=None),
     RowOrder("newest", "n", "newest first", lambda row: -row.run.sequence),
     RowOrder("name", "r", "by name", lambda row: row.run.run_id),
     RowOrder("loss", "l", "by loss", _loss),

@@ -252,7 +252,7 @@ def process_listing(snapshot: Snapshot, rows: Sequence[ProcessRow], state: Proce
         empty = "No process is recorded of that moment."
     sections = arrange(rows, state)
     columns = _columns(snapshot, rows)
-    return Listing(title, columns, sections, lambda row: row.key, notes, empty)
+    return Listing(title, columns, sections, key=lambda row: row.key, notes=notes, empty=empty)
 
 
 def total_words(rows: Sequence[ProcessRow]) -> str:

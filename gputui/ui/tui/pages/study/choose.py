@@ -125,7 +125,9 @@ def make_plan(
     failed = [f"{check.name}: {check.detail}; {check.remedy}" for check in checks if check.status == "fail"]
     texts = tuple(map(clean, details))
     problems = tuple(map(clean, failed))
-    return StudyPlan(path, clean(launch.plan_head(plan)), texts, problems, spec, base, file.source)
+    return StudyPlan(
+        path, clean(launch.plan_head(plan)), texts, problems=problems, spec=spec, base=base, source=file.source
+    )
 
 
 class ChooseStudyScreen(FileListScreen[StudyFileRow]):

@@ -163,7 +163,7 @@ class StudyScreen(ListingPage[view.TrialRow]):
             self.table = replace(self.table, view=next_choice(view.views_of(self.study), self.table.view))
 
     def _ask(self, title: str, verb: str, **args: object) -> None:
-        self.shell.ask(title, verb, None, {"study": self.study_in_question, **args})
+        self.shell.ask(title, verb, run_id=None, args={"study": self.study_in_question, **args})
 
     def do_prune(self) -> None:
         assert self.current is not None

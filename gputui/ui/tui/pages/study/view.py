@@ -126,7 +126,7 @@ def trial_rows(page: StudyPage, state: TrialList, runs: Mapping[str, RunRow]) ->
         loss = None
         if trial.state is TrialState.COMPLETE and trial.value is not None and math.isfinite(trial.value):
             loss = objective.sign * trial.value
-        rows.append(TrialRow(trial, trial_sign(trial, run), curve, trial.number in best, loss, run))
+        rows.append(TrialRow(trial, trial_sign(trial, run), curve, is_best=trial.number in best, loss=loss, run=run))
     return order_named(ORDERS, state.order).sorted(rows)
 
 
