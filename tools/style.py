@@ -3,9 +3,10 @@
 Statements: a conditional expression is a whole value, of an assignment, a return or a dict, and stands in no other
 expression; a room of ``budget.toml`` has at most 15 of them in 1 000 lines. An assignment to several names unpacks a
 value or exchanges some.
-Words: no variable has a name that says nothing of what it holds.
+Words: no variable has a name that says nothing of what it holds, or that of an import or function of its module.
 Records: what has more than six parameters or four positions is a record, and a record of more than five fields
-explains them under ``Attributes:``.
+explains them under ``Attributes:``, each by itself.
+Calls: what follows the third of six arguments is passed by keyword, and so is a bare None, True or False among three.
 ``python -m tools.style PATH ...`` names what breaks the rules in some files or folders; without a path, in all rooms.
 """
 
@@ -25,12 +26,21 @@ MAX_CONDITIONALS = 15.0  # in 1 000 lines
 MAX_PARAMETERS = 6
 MAX_POSITIONS = 3
 MAX_PLAIN_FIELDS = 5
+MAX_POSITIONALS = 5
+MAX_PLAIN_POSITIONALS = 2  # with a None, True or False among them
 VAGUE_NAMES = {
     "asked", "both", "due", "each", "found", "given", "held", "kept", "known", "left", "made", "named", "one", "other",
     "own", "seen", "shown", "such", "taken", "there", "told", "until", "wanted", "words",
 }  # fmt: skip
 # Fields have the names of the keys of profiles that they hold.
 PROFILE_KEYS = {"until"}
+# Words by which an explanation leans on the one before it.
+POINTERS = {"Of", "That", "Those", "Its", "Their", "Likewise"}
+# Calls that take as many arguments as there are.
+ORDERED_CALLS = {
+    "_git", "_raises", "_states", "call", "get", "getattr", "islice", "max", "min", "records", "run_git", "setattr",
+}  # fmt: skip
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 
@@ -40,6 +50,8 @@ def problems(text: str, *, has_commands: bool = False) -> Iterator[tuple[int, st
     lines = text.splitlines()
     yield from misplaced(tree, "")
     yield from shapes(tree, has_commands)
+    yield from shadows(tree)
+    yield from unnamed_arguments(tree)
     for record in ast.walk(tree):
         if isinstance(record, ast.ClassDef):
             yield from unexplained(record, lines)
@@ -87,6 +99,37 @@ def shapes(tree: ast.AST, has_commands: bool) -> Iterator[tuple[int, str]]:
                     yield node.lineno, f"a tuple of more than {MAX_POSITIONS} positions"
 
 
+def shadows(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Variables and parameters with the name of an import or function of the module."""
+    functions = {node.name for node in tree.body if isinstance(node, FUNCTIONS)}
+    imports = [node for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom))]
+    imported = {(alias.asname or alias.name).partition(".")[0] for node in imports for alias in node.names}
+    for function in ast.walk(tree):
+        if isinstance(function, FUNCTIONS):
+            for node in ast.walk(function):
+                match node:
+                    case ast.Name(id=name, ctx=ast.Store()) | ast.arg(arg=name) if name in functions | imported:
+                        yield node.lineno, f"{name} is also an import or a function of the module"
+
+
+def unnamed_arguments(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Calls whose arguments only their order explains; a callee from outside may take them no other way."""
+    for call in ast.walk(tree):
+        if not isinstance(call, ast.Call) or ast.unparse(call.func).rpartition(".")[2] in ORDERED_CALLS:
+            continue
+        arguments = [argument for argument in call.args if not isinstance(argument, ast.Starred)]
+        plain = [argument for argument in arguments if is_plain(argument)]
+        if len(arguments) > MAX_POSITIONALS:
+            yield call.lineno, f"more than {MAX_POSITIONALS} arguments by position"
+        elif plain and len(arguments) > MAX_PLAIN_POSITIONALS:
+            yield plain[0].lineno, f"{ast.unparse(plain[0])} is passed by position"
+
+
+def is_plain(argument: ast.expr) -> bool:
+    """Tell whether an argument says nothing of what it is."""
+    return isinstance(argument, ast.Constant) and (argument.value is None or isinstance(argument.value, bool))
+
+
 def names_in(tree: ast.AST) -> set[str]:
     """The variables and attributes of an expression."""
     return {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, (ast.Name, ast.Attribute))}
@@ -103,7 +146,11 @@ def unexplained(record: ast.ClassDef, lines: Sequence[str]) -> Iterator[tuple[in
     fields = [field for field in record.body if isinstance(field, ast.AnnAssign)]
     explained = [field for field in fields if "description=" in ast.unparse(field) or "  # " in lines[field.lineno - 1]]
     section = (ast.get_docstring(record) or "").partition("Attributes:\n")[2]
-    listed = ", ".join(re.findall(r"^    (\w[\w, ]*):", section, re.MULTILINE))
+    entries = re.findall(r"^    (\w[\w, ]*): *(\S+)", section, re.MULTILINE)
+    listed = ", ".join(names for names, _ in entries)
+    for names, first_word in entries:
+        if "," in names or first_word in POINTERS:
+            yield record.lineno, f"{record.name} explains {names} by another field"
     if not section and len(fields) - len(explained) > MAX_PLAIN_FIELDS:
         yield record.lineno, f"{record.name} has {len(fields)} fields and no section Attributes"
     for name in sorted(set(listed.split(", ")) - set(attributes(record)) - {""}):

@@ -66,10 +66,29 @@ def test_commands_have_as_many_options_as_people_need() -> None:
 
 
 def test_a_record_of_many_fields_explains_them() -> None:
-    section = '    """A row.\n\n    Attributes:\n        field_0, field_1: counts.\n    """\n'
+    section = '    """A row.\n\n    Attributes:\n        field_0: a count.\n        field_1: another.\n    """\n'
     assert lines_of(f"class Row:\n{FIELDS}") == [1]
     assert lines_of(f"class Row:\n{section}{FIELDS}") == []
-    assert lines_of(f"class Row:\n{section.replace('field_0', 'count')}{FIELDS}") == [1]
     assert lines_of("class Row:\n    field: int\n") == []
+    for poor in ("count: a count", "field_0, field_2: counts", "field_0: Of the row", "field_0: That of the row"):
+        assert lines_of(f"class Row:\n{section.replace('field_0: a count', poor)}{FIELDS}") == [1]
     for explained in ('int = Field(description="a count")', "int  # a count"):
         assert lines_of(f"class Row:\n{FIELDS.replace('int', explained)}") == []
+
+
+@table("module", ["import os\ndef call(os): pass", "def row(): pass\ndef call():\n    row = 1",
+                  "from rows import row\ndef call():\n    for row in rows: pass"])  # fmt: skip
+def test_no_variable_has_the_name_of_an_import_or_function(module: str) -> None:
+    assert len(lines_of(module)) == 1
+    assert lines_of(module.replace("import os\n", "").replace("def row(): pass\n", "").replace(" row\n", " x\n")) == []
+
+
+@table("call", ["call(a, None, b)", "call(a, b, True)", "call(a, b, c, d, e, f)"])
+def test_what_only_its_place_explains_is_passed_by_name(call: str) -> None:
+    assert lines_of(call) == [1]
+
+
+@table("call", ["call(a, None)", "call(a, b=None, c=True)", "max(a, b, c, d, e, f)", "getattr(a, name, None)",
+                "call(a, b, c, d, e)", "call(*rows, a, b)"])  # fmt: skip
+def test_what_is_plain_may_be_passed_by_position(call: str) -> None:
+    assert lines_of(call) == []
