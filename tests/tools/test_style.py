@@ -83,12 +83,12 @@ def test_no_variable_has_the_name_of_an_import_or_function(module: str) -> None:
     assert lines_of(module.replace("import os\n", "").replace("def row(): pass\n", "").replace(" row\n", " x\n")) == []
 
 
-@table("call", ["call(a, None, b)", "call(a, b, True)", "call(a, b, c, d, e, f)"])
+@table("call", ["send(a, None, b)", "send(a, b, True)", "send(a, b, c, d, e, f)"])
 def test_what_only_its_place_explains_is_passed_by_name(call: str) -> None:
     assert lines_of(call) == [1]
 
 
-@table("call", ["call(a, None)", "call(a, b=None, c=True)", "max(a, b, c, d, e, f)", "getattr(a, name, None)",
-                "call(a, b, c, d, e)", "call(*rows, a, b)"])  # fmt: skip
+@table("call", ["send(a, None)", "send(a, b=None, c=True)", "max(a, b, c, d, e, f)", "getattr(a, name, None)",
+                "send(a, b, c, d, e)", "send(*rows, a, b)"])  # fmt: skip
 def test_what_is_plain_may_be_passed_by_position(call: str) -> None:
     assert lines_of(call) == []
