@@ -478,7 +478,7 @@ int nvmlDeviceGetFieldValues(Device *d, int count, Field *fields)
         case 82: field->value.ui = 45 + load_of(d) / 3; break;
         case 83: field->type = TYPE_ULL; field->value.ull = (unsigned long long)(now_seconds() * 500000.0); break;
         case 138: case 139: field->type = TYPE_ULL; field->value.ull = (unsigned long long)(now_seconds() * 1e6); break;
-        case 142: case 143: case 144: case 145: break;
+        case 94: case 142: case 143: case 144: case 145: break;
         case 185: case 186: field->value.ui = milliwatts(d); break;
         case 190: field->value.ui = 700000; break;
         default: field->code = NOT_SUPPORTED;

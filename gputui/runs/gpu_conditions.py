@@ -178,7 +178,7 @@ def condition_of(gpu: GpuView, quarantine: str | None = None, alert: str | None 
     foreign = tuple(process for process in gpu.processes or () if process.run_id is None)
     state = gpu.state if gpu.state in ("lost", "error") else "ok"
     return GpuCondition(
-        msgspec.convert({**gpu.facts, "uuid": gpu.uuid, "index": gpu.index, "name": gpu.name}, GpuFacts),
+        gpu.facts,
         GpuSample(
             gpu.uuid,
             state=state,
@@ -189,7 +189,7 @@ def condition_of(gpu: GpuView, quarantine: str | None = None, alert: str | None 
             temperature_celsius=gpu.temperature_celsius,
             throttle_reasons=gpu.throttle_reasons,
         ),
-        msgspec.convert({**gpu.slow, "uuid": gpu.uuid}, GpuSlowSample),
+        gpu.slow,
         foreign,
         has_processes=bool(gpu.processes),
         holders=gpu.run_ids,

@@ -12,7 +12,7 @@ import math
 import sqlite3
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -21,9 +21,7 @@ from msgspec.structs import replace
 from gputui.store import rollups, samples, series
 from gputui.store.rollups import GpuHistory, HostHistory
 from gputui.store.rows import insert, json_items, json_mapping, named_rows, records
-from gputui.store.series import GpuProcess, GpuSample, GpuState, HostSample
-
-Json = Any
+from gputui.store.series import GpuFacts, GpuProcess, GpuSample, GpuSlowSample, GpuState, HostSample
 
 # A sample is stale after this many intervals, but not before this many seconds.
 STALE_AFTER_INTERVALS = 3.0
@@ -56,8 +54,8 @@ class GpuView(GpuSample, frozen=True, kw_only=True):
     Attributes:
         at, age_seconds: The time (UTC unix seconds) and the age of the newest sample, None without one. The ``state``
             of one that is too old is ``stale``.
-        facts: What does not change, see `gputui.machine.gpu_model.GpuFacts`.
-        slow: Its `GpuSlowSample`.
+        facts: What does not change.
+        slow: Its newest sample of the slow tier.
         processes: None if the driver gave no list.
         run_id, run_name: The run that leases it.
         rank: That of this run's process on it.
@@ -74,8 +72,8 @@ class GpuView(GpuSample, frozen=True, kw_only=True):
     name: str
     at: float | None
     age_seconds: float | None
-    facts: Mapping[str, Json]
-    slow: Mapping[str, Json]
+    facts: GpuFacts
+    slow: GpuSlowSample
     processes: tuple[ProcessView, ...] | None
     run_id: str | None
     run_name: str | None
@@ -93,7 +91,7 @@ class GpuView(GpuSample, frozen=True, kw_only=True):
     @property
     def own_used_bytes(self) -> int | None:
         """Memory in use on the GPU itself; None if it has none, but the host's."""
-        if self.facts.get("memory_is_unified"):
+        if self.facts.memory_is_unified:
             return None
         return self.memory_used_bytes
 
@@ -209,11 +207,7 @@ def _gpu_at(
             if view.state != "lost":
                 view = replace(view, state="ok")
     slow = samples.newest(connection, series.SLOW, row["gpu_id"], tuple(series.SLOW.columns), at)
-    if slow is None:
-        return replace(view, slow={})
-    # SQLite has no booleans.
-    sample = msgspec.convert({**slow, "uuid": view.uuid}, series.GpuSlowSample, strict=False)
-    return replace(view, slow={name: getattr(sample, name) for name in series.SLOW.columns})
+    return replace(view, slow=stored(GpuSlowSample, slow or {}, uuid=view.uuid))
 
 
 def stale_after_seconds(interval_seconds: float | None) -> float:
@@ -239,7 +233,7 @@ def _gpu_view(
 ) -> GpuView:
     """A GPU from a row of `_GPUS` at ``now``."""
     run_id, run_name = holders[0] if holders else (None, None)
-    facts = json_mapping(row["facts"])
+    facts = stored(GpuFacts, json_mapping(row["facts"]), uuid=row["uuid"], index=row["position"], name=row["name"])
     processes = _processes(row["processes"])
     age = None
     if row["at"] is not None:
@@ -254,7 +248,7 @@ def _gpu_view(
     total = row["memory_total_bytes"]
     reasons = row["throttle_reasons"]
     if total is None:
-        total = facts.get("memory_total_bytes")
+        total = facts.memory_total_bytes
     if reasons is not None:
         reasons = json_items(reasons)
     return GpuView(
@@ -265,7 +259,7 @@ def _gpu_view(
         memory_total_bytes=total,
         throttle_reasons=reasons,
         facts=facts,
-        slow=json_mapping(row["slow"]),
+        slow=stored(GpuSlowSample, json_mapping(row["slow"]), uuid=row["uuid"]),
         processes=processes,
         run_id=run_id,
         run_name=run_name,
@@ -275,6 +269,22 @@ def _gpu_view(
         shares=json_mapping(row["shares"]),
         is_excluded=bool(row["is_excluded"]),
     )
+
+
+Values = TypeVar("Values", GpuFacts, GpuSlowSample)
+
+
+def stored(kind: type[Values], columns: Mapping[str, Any], **identity: object) -> Values:
+    """The values of a GPU from what is stored of them; all of them are unknown where that is damaged.
+
+    Args:
+        identity: Fields that have columns of their own.
+    """
+    try:
+        # SQLite has no booleans.
+        return msgspec.convert({**columns, **identity}, kind, strict=False)
+    except msgspec.ValidationError:
+        return msgspec.convert(identity, kind)
 
 
 def rank_among(processes: Iterable[ProcessView] | None, run_id: str | None) -> int | None:

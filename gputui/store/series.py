@@ -20,6 +20,33 @@ GpuState = Literal["ok", "stale", "lost", "error"]
 """Only views know ``stale``: the newest sample is too old."""
 
 
+class GpuFacts(Struct, frozen=True):
+    """Values that do not change while the driver is loaded; read once per session.
+
+    Attributes:
+        power_reading: What `GpuSample` has as its power: the instantaneous field, or the driver's value (a mean over
+            one second on Ampere and later, except GA100).
+        memory_is_unified: Its memory is the host's: how much is in use says nothing about who uses the GPU.
+    """
+
+    uuid: str
+    index: int
+    name: str
+    pci_bus_id: str | None = None
+    memory_total_bytes: int | None = None
+    power_limit_default_watts: float | None = None
+    power_limit_max_watts: float | None = None
+    temperature_slowdown_celsius: float | None = None
+    temperature_shutdown_celsius: float | None = None
+    pcie_generation_max: int | None = None
+    pcie_width_max: int | None = None
+    compute_capability: str | None = None
+    persistence_mode: bool | None = None
+    mig_mode: bool | None = None
+    power_reading: Literal["instant", "driver"] | None = None
+    memory_is_unified: bool = False
+
+
 class GpuSample(Struct, frozen=True):
     """The fast tier, read every tick.
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 
 import psutil
 import pytest
+from msgspec.structs import asdict
 
 from benchmarks.fakenvml.build import FakeNvml
 from tests.machine.nvml_remote import Remote
@@ -52,6 +53,17 @@ def test_facts_and_a_full_sample(remote: Begin, sleeper: int) -> None:
     assert sample.power_limit_watts == 700.0
     assert (sample.memory_clock_mhz, sample.performance_state) == (2619, 0)
     assert source.recheck() is None
+
+
+def test_the_driver_gives_every_value_that_is_sampled(remote: Begin) -> None:
+    source = remote("gpus 1")
+    readings = [source.inventory().gpus[0]]
+    source.slow()
+    source.tell("link_step")
+    readings += [source.fast().gpus[0], source.slow().gpus[0]]
+    unknown = {name for reading in readings for name, value in asdict(reading).items() if value is None}
+    # The detail says why a GPU is not read.
+    assert unknown == {"detail"}
 
 
 def test_the_slow_tier_and_rates_by_difference(remote: Begin) -> None:

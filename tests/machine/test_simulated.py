@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from gputui.machine.gpu_model import FastTick, Occupant
 from gputui.machine.simulated import SimulatedSource, TrainingLoad
@@ -47,6 +47,13 @@ def run(source: SimulatedSource, end: float, since: float = 0.0) -> list[FastTic
 
 def last(source: SimulatedSource, end: float, index: int = 0) -> GpuSample:
     return run(source, end)[-1].gpus[index]
+
+
+def test_a_simulated_gpu_has_every_value_but_those_of_absent_parts() -> None:
+    source = SimulatedSource(gpu_count=1, epoch=EPOCH)
+    readings = (source.inventory(EPOCH).gpus[0], run(source, 2)[-1].gpus[0], source.slow(EPOCH + 3).gpus[0])
+    unknown = {name for reading in readings for name, value in asdict(reading).items() if value is None}
+    assert unknown == {"detail", "fan_percent", "pcie_replays", "encoder_percent", "decoder_percent"}
 
 
 def test_load_follows_the_occupants() -> None:

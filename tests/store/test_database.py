@@ -128,6 +128,6 @@ def test_every_sampled_column_reaches_the_readers_of_the_screen(workspace: Works
         [gpu] = read_gpus(connection, 5.0, 5.0)
         host = read_host(connection)
     assert host is not None and asdict(host) == rows["host_samples"]
-    assert {"at": 5, **gpu.slow} == rows["gpu_slow_samples"]
+    assert {"at": 5, **{name: getattr(gpu.slow, name) for name in SLOW.columns}} == rows["gpu_slow_samples"]
     sampled = rows["gpu_samples"] | {"throttle_reasons": ("hot",)}
     assert {name: getattr(gpu, name, None) for name in sampled} == sampled

@@ -87,9 +87,9 @@ def test_slow_values_processes_and_reports_are_those_of_then(home: Home, reader:
     home.connection.executemany(sets, [(NOW - 90, "[]"), (NOW - 55, mine), (NOW - 20, None)])
     home.xid(0, 13, "x", seconds_ago=52)
     [before] = read_gpus(reader, NOW, NOW - 58)
-    assert (before.slow["ecc_uncorrected"], before.processes, before.event_code) == (0, (), None)
+    assert (before.slow.ecc_uncorrected, before.processes, before.event_code) == (0, (), None)
     [then] = read_gpus(reader, NOW, NOW - 45, {uuid(0): [("a-1", "a"), ("b-1", "b")]})
-    assert (then.slow["ecc_uncorrected"], then.slow["row_remap_pending"], then.event_code) == (3, True, 13)
+    assert (then.slow.ecc_uncorrected, then.slow.row_remap_pending, then.event_code) == (3, True, 13)
     condition = condition_of(then)
     assert condition.slow is not None and condition.slow.row_remap_pending is True
     assert then.processes is not None and then.processes[0].pid == 7

@@ -19,6 +19,7 @@ from gputui.store.events import EventKind, NewEvent, Severity, add_event, read_e
 from gputui.store.hardware import LOST_SHOWN_SECONDS, gpu_history, host_history, read_gpus, read_host
 from gputui.store.run_history import read_decisions, read_incidents, read_transitions
 from gputui.store.runs import RunLookupError, find_run, read_runs, runs_mark
+from gputui.store.series import GpuFacts, GpuSlowSample
 from gputui.store.studies import StudyLookupError, find_study
 from tests.homes import GIB, NOW, Home, uuid
 from tests.ledgers import ledger_row
@@ -59,8 +60,8 @@ def test_gpus_join_newest_sample_lease_processes_and_what_the_driver_said(
     assert (busy.run_id, busy.run_name, busy.rank) == ("gpt2-124m-1", "gpt2-124m", 0)
     assert gpus[2].rank == 2
     assert slow_one.throttle_reasons == ("hardware thermal slowdown",)
-    assert busy.slow["pcie_generation"] == 5
-    assert busy.facts["temperature_slowdown_celsius"] == 87.0
+    assert busy.slow.pcie_generation == 5
+    assert busy.facts.temperature_slowdown_celsius == 87.0
     assert stranger.run_id is None and stranger.processes is not None
     assert stranger.processes[0].user == "alice" and stranger.processes[0].rank is None
     assert (lost.state, lost.event_code) == ("lost", 79) and mentions(lost.event_text, "off the bus")
@@ -118,7 +119,9 @@ def test_damaged_json_counts_as_unknown(home: Home, reader: sqlite3.Connection) 
     home.gpus(1)
     home.connection.execute("UPDATE gpus SET facts = '{', slow = '[]', processes = 'x'")
     gpu = read_gpus(reader, NOW)[0]
-    assert (dict(gpu.facts), dict(gpu.slow), gpu.processes) == ({}, {}, ())
+    assert gpu.facts == GpuFacts(uuid(0), 0, gpu.name)
+    assert gpu.slow == GpuSlowSample(uuid(0))
+    assert gpu.processes == ()
 
 
 # --- runs and studies

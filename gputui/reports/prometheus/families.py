@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -37,11 +37,11 @@ class MetricFamily(NamedTuple):
 
 
 class _GpuGauge(NamedTuple):
-    """A gauge of each GPU; ``field`` is of `GpuView`, its slow values or its facts, and ``unit`` the field's."""
+    """A gauge of each GPU, whose value has a ``unit`` of so many of the metric's."""
 
     name: str
     text: str
-    field: str
+    value: Callable[[GpuView], float | None]
     unit: float = 1
 
 
@@ -51,31 +51,45 @@ _PERCENT = 0.01
 _MEGAHERTZ = 1e6
 
 _GPU_GAUGES: Sequence[_GpuGauge] = (
-    _GpuGauge("utilization_ratio", "Time in which a kernel ran.", "utilization_percent", _PERCENT),
-    _GpuGauge("memory_controller_ratio", "Time of memory traffic.", "memory_utilization_percent", _PERCENT),
-    _GpuGauge("memory_used_bytes", "Memory in use, without the reserved.", "memory_used_bytes"),
-    _GpuGauge("memory_reserved_bytes", "Reserved by driver and firmware.", "memory_reserved_bytes"),
-    _GpuGauge("memory_total_bytes", "Memory of the GPU.", "memory_total_bytes"),
-    _GpuGauge("temperature_celsius", "Temperature of the GPU.", "temperature_celsius"),
-    _GpuGauge("temperature_slowdown_celsius", "Where it slows down.", "temperature_slowdown_celsius"),
-    _GpuGauge("memory_temperature_celsius", "Temperature of its memory.", "memory_temperature_celsius"),
-    _GpuGauge("power_watts", "Power drawn.", "power_watts"),
-    _GpuGauge("power_limit_watts", "Power cap in force.", "power_limit_watts"),
-    _GpuGauge("sm_clock_hertz", "Clock of the multiprocessors.", "sm_clock_mhz", _MEGAHERTZ),
-    _GpuGauge("memory_clock_hertz", "Clock of the memory.", "memory_clock_mhz", _MEGAHERTZ),
-    _GpuGauge("performance_state", "P-state, 0 is the fastest.", "performance_state"),
-    _GpuGauge("encoder_ratio", "Time in which the video encoder worked.", "encoder_percent", _PERCENT),
-    _GpuGauge("decoder_ratio", "Time in which the video decoder worked.", "decoder_percent", _PERCENT),
-    _GpuGauge("fan_ratio", "Fan speed as a share of its maximum.", "fan_percent", _PERCENT),
-    _GpuGauge("pcie_received_bytes_per_second", "PCIe traffic to it.", "pcie_received_bytes_per_second"),
-    _GpuGauge("pcie_sent_bytes_per_second", "PCIe traffic from it.", "pcie_sent_bytes_per_second"),
-    _GpuGauge("pcie_link_generation", "Generation of the PCIe link now.", "pcie_generation"),
-    _GpuGauge("pcie_link_width", "Lanes of the PCIe link now.", "pcie_width"),
-    _GpuGauge("pcie_link_width_max", "Lanes that the link could have.", "pcie_width_max"),
-    _GpuGauge("nvlink_received_bytes_per_second", "NVLink to it.", "nvlink_received_bytes_per_second"),
-    _GpuGauge("nvlink_sent_bytes_per_second", "NVLink from it.", "nvlink_sent_bytes_per_second"),
-    _GpuGauge("row_remap_pending", "1 when memory waits to be remapped.", "row_remap_pending"),
-    _GpuGauge("row_remap_failed", "1 when memory could not be remapped.", "row_remap_failed"),
+    _GpuGauge("utilization_ratio", "Time in which a kernel ran.", lambda gpu: gpu.utilization_percent, _PERCENT),
+    _GpuGauge(
+        "memory_controller_ratio", "Time of memory traffic.", lambda gpu: gpu.memory_utilization_percent, _PERCENT
+    ),
+    _GpuGauge("memory_used_bytes", "Memory in use, without the reserved.", lambda gpu: gpu.memory_used_bytes),
+    _GpuGauge("memory_reserved_bytes", "Reserved by driver and firmware.", lambda gpu: gpu.memory_reserved_bytes),
+    _GpuGauge("memory_total_bytes", "Memory of the GPU.", lambda gpu: gpu.memory_total_bytes),
+    _GpuGauge("temperature_celsius", "Temperature of the GPU.", lambda gpu: gpu.temperature_celsius),
+    _GpuGauge(
+        "temperature_slowdown_celsius", "Where it slows down.", lambda gpu: gpu.facts.temperature_slowdown_celsius
+    ),
+    _GpuGauge(
+        "memory_temperature_celsius", "Temperature of its memory.", lambda gpu: gpu.slow.memory_temperature_celsius
+    ),
+    _GpuGauge("power_watts", "Power drawn.", lambda gpu: gpu.power_watts),
+    _GpuGauge("power_limit_watts", "Power cap in force.", lambda gpu: gpu.power_limit_watts),
+    _GpuGauge("sm_clock_hertz", "Clock of the multiprocessors.", lambda gpu: gpu.sm_clock_mhz, _MEGAHERTZ),
+    _GpuGauge("memory_clock_hertz", "Clock of the memory.", lambda gpu: gpu.memory_clock_mhz, _MEGAHERTZ),
+    _GpuGauge("performance_state", "P-state, 0 is the fastest.", lambda gpu: gpu.performance_state),
+    _GpuGauge(
+        "encoder_ratio", "Time in which the video encoder worked.", lambda gpu: gpu.slow.encoder_percent, _PERCENT
+    ),
+    _GpuGauge(
+        "decoder_ratio", "Time in which the video decoder worked.", lambda gpu: gpu.slow.decoder_percent, _PERCENT
+    ),
+    _GpuGauge("fan_ratio", "Fan speed as a share of its maximum.", lambda gpu: gpu.slow.fan_percent, _PERCENT),
+    _GpuGauge(
+        "pcie_received_bytes_per_second", "PCIe traffic to it.", lambda gpu: gpu.slow.pcie_received_bytes_per_second
+    ),
+    _GpuGauge("pcie_sent_bytes_per_second", "PCIe traffic from it.", lambda gpu: gpu.slow.pcie_sent_bytes_per_second),
+    _GpuGauge("pcie_link_generation", "Generation of the PCIe link now.", lambda gpu: gpu.slow.pcie_generation),
+    _GpuGauge("pcie_link_width", "Lanes of the PCIe link now.", lambda gpu: gpu.slow.pcie_width),
+    _GpuGauge("pcie_link_width_max", "Lanes that the link could have.", lambda gpu: gpu.facts.pcie_width_max),
+    _GpuGauge(
+        "nvlink_received_bytes_per_second", "NVLink to it.", lambda gpu: gpu.slow.nvlink_received_bytes_per_second
+    ),
+    _GpuGauge("nvlink_sent_bytes_per_second", "NVLink from it.", lambda gpu: gpu.slow.nvlink_sent_bytes_per_second),
+    _GpuGauge("row_remap_pending", "1 when memory waits to be remapped.", lambda gpu: gpu.slow.row_remap_pending),
+    _GpuGauge("row_remap_failed", "1 when memory could not be remapped.", lambda gpu: gpu.slow.row_remap_failed),
 )
 _GPU_COUNTERS: Mapping[str, str] = {
     "energy_joules": "Energy drawn since the driver was loaded.",
@@ -175,7 +189,7 @@ def _gpus(connection: sqlite3.Connection, now: float) -> Iterator[MetricFamily]:
     fresh = [(who, gpu) for who, gpu in all_gpus if gpu.state == "ok"]
     yield _gauge(
         "gpu_info", "What the GPU is.", (*_GPU, "model", "pci_bus_id"),
-        [((*who, gpu.name, str(gpu.facts.get("pci_bus_id") or "")), 1) for who, gpu in all_gpus],
+        [((*who, gpu.name, str(gpu.facts.pci_bus_id or "")), 1) for who, gpu in all_gpus],
     )  # fmt: skip
     text = "1 while the driver answers for this GPU."
     yield _gauge("gpu_up", text, _GPU, [(who, gpu.state == "ok") for who, gpu in all_gpus])
@@ -183,12 +197,12 @@ def _gpus(connection: sqlite3.Connection, now: float) -> Iterator[MetricFamily]:
         "gpu_quarantined", "1 when no run gets this GPU, because it failed.", _GPU,
         [(who, gpu.uuid in failed) for who, gpu in all_gpus],
     )  # fmt: skip
-    for name, text, field, unit in _GPU_GAUGES:
-        values = [(who, _value(gpu, field)) for who, gpu in fresh]
-        rows = [(who, round(value * unit, 9)) for who, value in values if value is not None]
-        yield _gauge(f"gpu_{name}", text, _GPU, rows)
+    for gauge in _GPU_GAUGES:
+        values = [(who, gauge.value(gpu)) for who, gpu in fresh]
+        rows = [(who, round(value * gauge.unit, 9)) for who, value in values if value is not None]
+        yield _gauge(f"gpu_{gauge.name}", gauge.text, _GPU, rows)
     for name, text in _GPU_COUNTERS.items():
-        yield _counter(f"gpu_{name}", text, _GPU, [(who, gpu.slow.get(name)) for who, gpu in fresh])
+        yield _counter(f"gpu_{name}", text, _GPU, [(who, getattr(gpu.slow, name)) for who, gpu in fresh])
     yield _gauge(
         "gpu_throttled", "1 for each reason that holds the clocks back.", (*_GPU, "reason"),
         [((*who, why), 1) for who, gpu in fresh for why in gpu.throttle_reasons or ()],
@@ -213,13 +227,6 @@ def _gpus(connection: sqlite3.Connection, now: float) -> Iterator[MetricFamily]:
         "gpu_xid_errors", "XID errors that the driver has reported.", (*_GPU, "xid"),
         [((*labels.get(uuid, ("", uuid)), str(code)), number) for uuid, code, number in xids],
     )  # fmt: skip
-
-
-def _value(gpu: GpuView, field: str) -> Any:
-    field_value = getattr(gpu, field, None)
-    if field_value is None:
-        return gpu.slow.get(field, gpu.facts.get(field))
-    return field_value
 
 
 def _rank(rank: int | None) -> str:

@@ -110,7 +110,7 @@ def _row(gpu: GpuView, quarantine: Quarantined | None, promised: str | None) -> 
         state = "quarantine"
         user = quarantine.words
     memory = f"{units.gibibytes(gpu.memory_used_bytes)} / {units.gibibytes(gpu.memory_total_bytes)}"
-    if gpu.facts.get("memory_is_unified"):
+    if gpu.facts.memory_is_unified:
         memory += " unified"
     return (
         str(gpu.index),
@@ -180,7 +180,7 @@ def gpu_user(gpu: GpuView, promised: str | None) -> str:
         if processes:
             return f"{state}, beside {processes}"
         return state
-    if gpu.facts.get("mig_mode"):
+    if gpu.facts.mig_mode:
         return processes or "MIG"
     user = processes
     if gpu.locked_by is not None:

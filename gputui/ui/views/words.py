@@ -70,7 +70,7 @@ def is_hot(gpu: GpuView) -> bool:
     """Return whether heat throttles this GPU, or would within five degrees."""
     if any("thermal" in reason for reason in gpu.throttle_reasons or ()):
         return True
-    limit = gpu.facts.get("temperature_slowdown_celsius")
+    limit = gpu.facts.temperature_slowdown_celsius
     return gpu.temperature_celsius is not None and limit is not None and gpu.temperature_celsius >= limit - 5
 
 

@@ -60,7 +60,7 @@ def test_the_slow_tier_and_events(recorder: Recorder, connection: sqlite3.Connec
         ]
     )
     assert recorder.flush()
-    assert read_gpus(connection, NOW)[1].slow["ecc_uncorrected"] == 2
+    assert read_gpus(connection, NOW)[1].slow.ecc_uncorrected == 2
     (event,) = read_events(connection)
     assert (event.subject, event.severity) == ("GPU 1", "error")
     assert "79" in event.message and "fallen off the bus" in event.message

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from gputui.core.text import cell_width, clean, clip_middle
-from gputui.core.units import UNKNOWN, age, byte_rate
+from gputui.core.units import UNKNOWN, age, byte_rate, count
 from gputui.metrics.draw.parts import Span
 from gputui.metrics.progress import RankRow
 from gputui.runs.gpu_conditions import EXCLUDED, condition_of, users_of
@@ -120,7 +120,7 @@ def user_spans(row: GpuRow, width: int) -> list[Span]:
         if cell_width(text) > width:
             text = "free"
         return [(text, "dim")]
-    if gpu.facts.get("mig_mode"):
+    if gpu.facts.mig_mode:
         return [("MIG", "dim")]
     if gpu.locked_by is not None:
         return [(f"held by {clean(gpu.locked_by)}", "text")]
@@ -201,25 +201,20 @@ def throttle_spans(row: GpuRow, width: int = 0) -> list[Span]:
 def pcie_spans(gpu: GpuView) -> list[Span]:
     """The PCIe link as ``5×16``: generation and lanes, marked if it has fewer lanes than possible. A low generation is
     normal: an idle GPU lowers it to save power."""
-    generation = gpu.slow.get("pcie_generation")
-    lanes = gpu.slow.get("pcie_width")
+    generation = gpu.slow.pcie_generation
+    lanes = gpu.slow.pcie_width
     if generation is None and lanes is None:
         return [(UNKNOWN, "dim")]
-    most = gpu.facts.get("pcie_width_max")
+    most = gpu.facts.pcie_width_max
     is_narrow = lanes is not None and most is not None and lanes < most
-    if generation is None:
-        generation = UNKNOWN
-    if lanes is None:
-        lanes = UNKNOWN
+    text = f"{count(generation)}×{count(lanes)}"
     if is_narrow:
-        return [(f"▲{generation}×{lanes}", "warn")]
-    return [(f"{generation}×{lanes}", "dim")]
+        return [(f"▲{text}", "warn")]
+    return [(text, "dim")]
 
 
-def traffic_spans(gpu: GpuView, link: str) -> list[Span]:
-    """The traffic over ``pcie`` or ``nvlink``, in bytes per second: ``↓1.2G ↑400M``."""
-    received = gpu.slow.get(f"{link}_received_bytes_per_second")
-    sent = gpu.slow.get(f"{link}_sent_bytes_per_second")
+def traffic_spans(received: float | None, sent: float | None) -> list[Span]:
+    """The traffic over a link to and from a GPU, in bytes per second: ``↓1.2G ↑400M``."""
     if received is None and sent is None:
         return [(UNKNOWN, "dim")]
     return [(f"↓{_short_rate(received)} ↑{_short_rate(sent)}", "text")]
@@ -234,16 +229,16 @@ def fault_spans(row: GpuRow) -> list[Span] | None:
     gpu = row.gpu
     slow = row.gpu.slow
     parts: list[Span] = []
-    if slow.get("row_remap_failed"):
+    if slow.row_remap_failed:
         parts.append(("row remap failed", "bad"))
-    uncorrected = slow.get("ecc_uncorrected")
+    uncorrected = slow.ecc_uncorrected
     if uncorrected:
         parts.append((f"{uncorrected} ECC uncorr.", "bad"))
     if row.xids == 1 and gpu.event_code:
         parts.append((f"XID {gpu.event_code}", "warn"))
     elif row.xids:
         parts.append((f"{row.xids} XIDs", "warn"))
-    if slow.get("row_remap_pending"):
+    if slow.row_remap_pending:
         parts.append(("remap due", "warn"))
     if not parts:
         return None
@@ -255,11 +250,11 @@ def fault_spans(row: GpuRow) -> list[Span] | None:
 
 def health_spans(row: GpuRow, width: int = 0) -> list[Span]:
     """The `fault_spans`; ``ok`` where the driver says that there is none."""
-    names = ("ecc_uncorrected", "row_remap_failed", "row_remap_pending")
+    slow = row.gpu.slow
     spans = fault_spans(row)
     if spans:
         return spans
-    if any(row.gpu.slow.get(name) is not None for name in names):
+    if (slow.ecc_uncorrected, slow.row_remap_failed, slow.row_remap_pending) != (None, None, None):
         return [("ok", "dim")]
     return [(UNKNOWN, "dim")]
 

@@ -148,7 +148,7 @@ def gpu_figures(snapshot: Snapshot) -> list[list[Span]]:
     utilizations = tuple(merge_histories([gpu.utilization_percent for gpu in snapshot.gpu_history.values()], fmean))
     base = "dim" if all(gpu.state == "stale" for gpu in snapshot.gpus) else "text"
     memory = f"{gibibytes(total.memory_used_bytes, 0)}/{gibibytes(total.memory_total_bytes, 0)} GiB"
-    if any(gpu.facts.get("memory_is_unified") for gpu in snapshot.gpus):
+    if any(gpu.facts.memory_is_unified for gpu in snapshot.gpus):
         memory += " unified"
     power = UNKNOWN
     if total.power_watts is not None:

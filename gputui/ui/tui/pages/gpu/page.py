@@ -315,13 +315,13 @@ def _gauges(gpu: GpuView, width: int) -> list[Line]:
     """Utilisation, memory, temperature and power as bars of their limits."""
     used = gpu.memory_used_bytes
     total = gpu.memory_total_bytes
-    slowdown = gpu.facts.get("temperature_slowdown_celsius")
+    slowdown = gpu.facts.temperature_slowdown_celsius
     heat = celsius(gpu.temperature_celsius)
     if slowdown is not None:
         heat += f", throttles at {celsius(slowdown)}"
     heat_style = "warn" if is_hot(gpu) else "heat"
     memory = f"{gibibytes(used)} of {gibibytes(total)} GiB"
-    if gpu.facts.get("memory_is_unified"):
+    if gpu.facts.memory_is_unified:
         memory += ", shared with the host"
     power = f"{watts(gpu.power_watts)} of {watts(gpu.power_limit_watts)}"
     cells = max(6, min(GAUGE_MOST, width - LABEL_WIDTH - 2 - GAUGE_WORDS))
@@ -366,46 +366,47 @@ def _values(gpu: GpuView) -> list[Fact]:
         "free": _in_unit(free, 2**30, "GiB", decimals=1),
         "reserved": _in_unit(gpu.memory_reserved_bytes, 2**30, "GiB", decimals=1),
         "memory BW": percent(gpu.memory_utilization_percent),
-        "memory temp": celsius(slow.get("memory_temperature_celsius")),
-        "shuts down at": celsius(facts.get("temperature_shutdown_celsius")),
-        "fan": percent(slow.get("fan_percent")),
-        "video encoder": percent(slow.get("encoder_percent")),
-        "video decoder": percent(slow.get("decoder_percent")),
+        "memory temp": celsius(slow.memory_temperature_celsius),
+        "shuts down at": celsius(facts.temperature_shutdown_celsius),
+        "fan": percent(slow.fan_percent),
+        "video encoder": percent(slow.encoder_percent),
+        "video decoder": percent(slow.decoder_percent),
         "SM clock": _in_unit(gpu.sm_clock_mhz, 1, "MHz"),
         "memory clock": _in_unit(gpu.memory_clock_mhz, 1, "MHz"),
         "state": state,
-        "default power": _other_limit(gpu, "power_limit_default_watts"),
-        "most power": _other_limit(gpu, "power_limit_max_watts"),
-        "energy": _in_unit(slow.get("energy_joules"), JOULES_PER_KWH, "kWh", decimals=1),
+        "default power": _other_limit(gpu, facts.power_limit_default_watts),
+        "most power": _other_limit(gpu, facts.power_limit_max_watts),
+        "energy": _in_unit(slow.energy_joules, JOULES_PER_KWH, "kWh", decimals=1),
     }
     values = [Fact(label, text, _style(gpu)) for label, text in texts.items() if text != UNKNOWN]
     style = "warn" if pcie_spans(gpu)[0][1] == "warn" else "text"
     link = pcie_words(gpu)
-    if slow.get("pcie_replays"):
-        link += f", {slow['pcie_replays']} packets sent again"
+    if slow.pcie_replays:
+        link += f", {slow.pcie_replays} packets sent again"
     values.append(Fact("PCIe", link, style))
-    values.append(Fact("PCIe B/s", _plain(traffic_spans(gpu, "pcie"))))
-    if "nvlink_received_bytes_per_second" in slow:
-        values.append(Fact("NVLink B/s", _plain(traffic_spans(gpu, "nvlink"))))
+    pcie = traffic_spans(slow.pcie_received_bytes_per_second, slow.pcie_sent_bytes_per_second)
+    values.append(Fact("PCIe B/s", _plain(pcie)))
+    if slow.nvlink_received_bytes_per_second is not None:
+        nvlink = traffic_spans(slow.nvlink_received_bytes_per_second, slow.nvlink_sent_bytes_per_second)
+        values.append(Fact("NVLink B/s", _plain(nvlink)))
     return values
 
 
-def _other_limit(gpu: GpuView, name: str) -> str:
+def _other_limit(gpu: GpuView, limit: float | None) -> str:
     """A limit of power that is not the current one, which the power's bar has."""
-    limit = gpu.facts.get(name)
     if limit == gpu.power_limit_watts:
         return UNKNOWN
     return watts(limit)
 
 
 def _memory_errors(gpu: GpuView) -> list[Fact]:
-    corrected = gpu.slow.get("ecc_corrected")
-    uncorrected = gpu.slow.get("ecc_uncorrected")
+    corrected = gpu.slow.ecc_corrected
+    uncorrected = gpu.slow.ecc_uncorrected
     if corrected is None and uncorrected is None:
         return []
     text = f"{count(corrected)} corrected, {count(uncorrected)} uncorrected"
-    pending = gpu.slow.get("row_remap_pending")
-    failed = gpu.slow.get("row_remap_failed")
+    pending = gpu.slow.row_remap_pending
+    failed = gpu.slow.row_remap_failed
     style = "text"
     if failed:
         text += "; a row remap failed"
@@ -425,34 +426,32 @@ def _identity(gpu: GpuView) -> list[Fact]:
     readings = {"instant": "instantaneous power", "driver": "power averaged by the driver"}
     modes: dict[object, str] = {True: "on", False: "off"}
     texts = {
-        "PCI": facts.get("pci_bus_id"),
-        "compute": facts.get("compute_capability"),
-        "persistence": modes.get(facts.get("persistence_mode", "")),
-        "MIG": modes.get(facts.get("mig_mode", "")),
+        "PCI": facts.pci_bus_id,
+        "compute": facts.compute_capability,
+        "persistence": modes.get(facts.persistence_mode),
+        "MIG": modes.get(facts.mig_mode),
     }
     parts = [f"{name} {text}" for name, text in texts.items() if text]
-    if facts.get("power_reading") in readings:
-        parts.append(readings[facts["power_reading"]])
+    if facts.power_reading is not None:
+        parts.append(readings[facts.power_reading])
     device = Fact("device", clean(", ".join(parts)) or UNKNOWN, "dim")
     return [device, Fact("UUID", clean(gpu.uuid), "dim")]
 
 
 def pcie_words(gpu: GpuView) -> str:
     """The PCIe link as ``gen 5, 16 lanes``, or ``gen 1 of 5, 8 of 16 lanes`` where it is less than the GPU can have."""
-    if gpu.slow.get("pcie_generation") is None and gpu.slow.get("pcie_width") is None:
+    if gpu.slow.pcie_generation is None and gpu.slow.pcie_width is None:
         return UNKNOWN
-    parts = []
-    for name, form in (("generation", "gen {}"), ("width", "{} lanes")):
-        value = gpu.slow.get(f"pcie_{name}")
-        most = gpu.facts.get(f"pcie_{name}_max")
-        if value is None:
-            number = UNKNOWN
-        elif most is None or value == most:
-            number = f"{value}"
-        else:
-            number = f"{value} of {most}"
-        parts.append(form.format(number))
-    return ", ".join(parts)
+    generation = _of_most(gpu.slow.pcie_generation, gpu.facts.pcie_generation_max)
+    lanes = _of_most(gpu.slow.pcie_width, gpu.facts.pcie_width_max)
+    return f"gen {generation}, {lanes} lanes"
+
+
+def _of_most(value: int | None, most: int | None) -> str:
+    """A number, with the highest that is possible where that is another."""
+    if value is None or most is None or value == most:
+        return count(value)
+    return f"{value} of {most}"
 
 
 def _in_unit(value: float | None, size: float, unit: str, decimals: int = 0) -> str:

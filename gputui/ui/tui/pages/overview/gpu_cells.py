@@ -11,6 +11,7 @@ from gputui.core.units import UNKNOWN, gibibytes, percent, rate
 from gputui.metrics.draw.glyphs import SPARK
 from gputui.metrics.draw.parts import Span
 from gputui.store.hardware import GpuView
+from gputui.store.series import GpuSlowSample
 from gputui.ui.tui.layout.columns import Column, bar_spans, line_width
 from gputui.ui.tui.layout.gpu_words import (
     WAITING_FRACTION,
@@ -159,11 +160,13 @@ def _history(row: GpuRow, width: int) -> list[Span]:
     return [("".join(level), style) for style, level in steps]
 
 
-def _link(head: str, name: str, importance: int) -> Column[GpuRow]:
-    """The traffic over a link."""
+def _link(
+    head: str, traffic: Callable[[GpuSlowSample], tuple[float | None, float | None]], importance: int
+) -> Column[GpuRow]:
+    """The traffic over a link, of which ``traffic`` gives the bytes per second that are received and sent."""
     return Column(
-        head, 13, lambda row, _: traffic_spans(row.gpu, name), importance=importance,
-        value=lambda row: row.gpu.slow.get(f"{name}_received_bytes_per_second"),
+        head, 13, lambda row, _: traffic_spans(*traffic(row.gpu.slow)), importance=importance,
+        value=lambda row: traffic(row.gpu.slow)[0],
     )  # fmt: skip
 
 
@@ -198,9 +201,9 @@ def columns(rows: Sequence[GpuRow], width: int) -> list[Column[GpuRow]]:
         _number("RSVD", 4, 14, value=lambda gpu: gpu.memory_reserved_bytes, write=gibibytes, style="dim"),
         _number("MEM BW", 6, 7, lambda gpu: gpu.memory_utilization_percent, "{:.0f}%".format),
         Column("TEMP", 4, _temperature, ">", gap=1),
-        _number("LIMIT", 5, 13, value=lambda gpu: gpu.facts.get("temperature_slowdown_celsius"),
+        _number("LIMIT", 5, 13, value=lambda gpu: gpu.facts.temperature_slowdown_celsius,
                 write="{:.0f}°".format, style="dim"),
-        _number("MEM TEMP", 8, 9, lambda gpu: gpu.slow.get("memory_temperature_celsius"), "{:.0f}°".format),
+        _number("MEM TEMP", 8, 9, lambda gpu: gpu.slow.memory_temperature_celsius, "{:.0f}°".format),
         Column("POWER", 8, _power, ">", gap=1),
         Column("RUN / USER", name, user_spans, grow=3, most=WHO_MOST),
         Column("STEP/S", 6, _step_rate, ">", importance=1, value=_step_seconds),
@@ -214,10 +217,10 @@ def columns(rows: Sequence[GpuRow], width: int) -> list[Column[GpuRow]]:
             value=lambda row: row.gpu.throttle_reasons or None,
         ),
         Column("HEALTH", 13, health_spans, importance=6, value=fault_spans),
-        _link("PCIE", "pcie", 8),
+        _link("PCIE", lambda slow: (slow.pcie_received_bytes_per_second, slow.pcie_sent_bytes_per_second), 8),
         Column("LINK", 6, lambda row, _: pcie_spans(row.gpu), importance=15, gap=1,
-               value=lambda row: row.gpu.slow.get("pcie_width")),
-        _link("NVLINK", "nvlink", 10),
+               value=lambda row: row.gpu.slow.pcie_width),
+        _link("NVLINK", lambda slow: (slow.nvlink_received_bytes_per_second, slow.nvlink_sent_bytes_per_second), 10),
     ]  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from gputui.core.config import Workspace, locate
+from gputui.store.series import GpuSlowSample
 from gputui.ui.cli.gpus import gpu_user
 from gputui.ui.tui.actions.keymap import Keys
 from gputui.ui.tui.layout.gpu_words import gpu_row, health_spans, user_spans
@@ -161,8 +162,8 @@ def test_a_link_is_told_in_words_and_beside_the_best_only_where_it_is_less(home:
     home.gpus(1)
     (gpu,) = read(workspace).gpus
     assert pcie_words(gpu) == "gen 5, 16 lanes"
-    limited = replace(gpu, facts=gpu.facts | {"pcie_generation_max": 5, "pcie_width_max": 16})
+    limited = replace(gpu, facts=replace(gpu.facts, pcie_generation_max=5, pcie_width_max=16))
     assert pcie_words(limited) == "gen 5, 16 lanes"
-    slow = gpu.slow | {"pcie_generation": 1, "pcie_width": 8}
+    slow = replace(gpu.slow, pcie_generation=1, pcie_width=8)
     assert pcie_words(replace(limited, slow=slow)) == "gen 1 of 5, 8 of 16 lanes"
-    assert pcie_words(replace(limited, slow={})) == "–"
+    assert pcie_words(replace(limited, slow=GpuSlowSample(gpu.uuid))) == "–"
