@@ -55,7 +55,8 @@ class MetricRow(NamedTuple):
     """A line as a row of ``metrics``.
 
     Attributes:
-        rank, step: None where the line has none.
+        rank: The rank that the line names, None without one.
+        step: The step that the line names, None without one.
         at: UTC unix seconds, None if nobody knows when it was written.
         data: The line as JSON.
     """
@@ -97,11 +98,13 @@ class Batch:
         to_reduce: The lines that charts show.
         rejected: The byte offset, the reason and the beginning of each rejected line.
         newest: The last number of each name, by rank.
-        new_names: Those that the source had not in this attempt, once the batch is stored.
-        first_step, last_step: Of the lines without an event.
+        new_names: Names that the source had not in this attempt, once the batch is stored.
+        first_step: The step of the first line that is no event, None without such a line.
+        last_step: The highest step of a line that is no event, None without such a line.
         more: The next batch is to be read at once.
         notes: Remarks for a person, by kind, without the run.
-        learned, inherited: Those of the format after its lines, see `LineFormat`.
+        learned: `LineFormat.learned` after the lines.
+        inherited: `LineFormat.inherited` after the lines.
     """
 
     source: LineSource

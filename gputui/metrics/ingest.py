@@ -74,7 +74,8 @@ class IngestReport:
     """The result of one round.
 
     Attributes:
-        lines, rejected: How many were stored.
+        lines: How many lines were stored.
+        rejected: How many lines were rejected.
         more: The budget ended before the files.
         awaits: A read in another thread goes on.
         progress: The attempts with new lines: run and number.
@@ -94,12 +95,14 @@ class OpenSource:
     """A source that is being read.
 
     Attributes:
-        reducer, state, boundaries: What is stored of its lines, how far, and where attempts begin.
+        reducer: What charts show of the lines that are stored.
+        state: The position up to which lines are stored.
+        boundaries: Where attempts begin.
         order: Whether its steps start again.
         arrivals: When its lines were first read.
         reader: None until it is read, and after `close`.
         reported: The kinds and keys of the notes that were reported.
-        learned: What is stored of `LineFormat.learned`.
+        learned: `LineFormat.learned` as it is stored.
     """
 
     row: SourceRow

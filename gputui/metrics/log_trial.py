@@ -36,10 +36,12 @@ class Trial:
     """The result of a log.
 
     Attributes:
-        lines, accepted: How many lines are not blank, and how many of them have metrics.
+        lines: How many lines are not blank.
+        accepted: How many of the ``lines`` have metrics.
         rejected: The number, reason and beginning of each rejected line.
         points: The (step, value) of each metric in the order of lines.
-        first_step, last_step: In the order of lines, None without any.
+        first_step: The step of the first line with metrics, None without any.
+        last_step: The step of the last line with metrics, None without any.
         total_steps: As the newest line names it.
         backwards: The first (line number, step before, step) at which steps decrease.
         near: Lines that match most of a pattern.

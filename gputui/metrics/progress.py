@@ -45,8 +45,10 @@ class RankRow(NamedTuple):
 
     Attributes:
         at: UTC unix seconds.
-        step_seconds, data_seconds, comm_seconds: Of one step: all, waiting for data, waiting for other ranks.
-        slowdown: Its own time in a step over the median of all ranks' own times.
+        step_seconds: The time of one step.
+        data_seconds: The part of ``step_seconds`` in which it waited for data.
+        comm_seconds: The part of ``step_seconds`` in which it waited for other ranks.
+        slowdown: The rank's own time in a step over the median of all ranks' own times.
     """
 
     rank: int
@@ -87,8 +89,10 @@ class Progress(Struct, frozen=True):
     """The progress of a run, from its metrics.
 
     Attributes:
-        loss_name, loss: The metric that is its loss, and its newest value.
-        metric, metric_value: The metric that its profile or study judges by.
+        loss_name: The metric that is the run's loss.
+        loss: The newest value of the loss.
+        metric: The metric that the run's profile or study judges by.
+        metric_value: The newest value of ``metric``.
         losses: A short curve of the loss, None where it is not finite.
         report_seconds: The time between lines with a new step.
         newest_at: When the newest line was written, UTC unix seconds.

@@ -28,7 +28,8 @@ class MetricLine(NamedTuple):
     """A line with a step, of rank 0 or without a rank.
 
     Attributes:
-        generation, byte_offset: Its place in the source.
+        generation: The generation of the source in which it stands.
+        byte_offset: Where it begins in that generation.
         at: UTC unix seconds, None if nobody knows when it was written.
     """
 

@@ -24,7 +24,7 @@ class EarlierReading(EarlierLines):
     """The lines that were stored of the same file when it was read before.
 
     Attributes:
-        positions: Those of the lines that the new reading has not reached, by byte offset.
+        positions: The byte offsets of the lines that the new reading has not reached.
         is_corrected: Some of the lines before were other lines than was thought.
     """
 

@@ -58,7 +58,7 @@ class EarlierVersions(EarlierLines):
     """The stored lines of the earlier versions of a file.
 
     Attributes:
-        unmatched: Those that no line of the newest version has matched yet, by key.
+        unmatched: The stored lines that no line of the newest version has matched yet, by key.
         resumed_step: Steps after it are new in any case; None to compare all.
     """
 

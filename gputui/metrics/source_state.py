@@ -15,11 +15,11 @@ class SourceState(Struct, frozen=True):
     """The read position of a source: the committed columns of ``metric_sources``.
 
     Attributes:
-        inode: That of the file, None before the first read.
+        inode: The file's inode, None before the first read.
         generation: Counts the files, and the versions of a file, that were read.
         byte_offset: The position in this version; in entries of a Hugging Face history.
         skipping: It is within an over-long line.
-        fingerprint: That of the bytes before it, see `gputui.metrics.files`; None if nothing was read.
+        fingerprint: Identifies the bytes before ``byte_offset``, see `gputui.metrics.files`; None if nothing was read.
         first_generation: Generations before it are other files.
     """
 

@@ -33,7 +33,7 @@ class Tracker:
     """A tracker: which files are its own, which runs they are of, and how one is read.
 
     Attributes:
-        kind: That of its sources.
+        kind: The kind of the sources that it reads.
         pattern: The glob of its files below a profile's folder.
     """
 

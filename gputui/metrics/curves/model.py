@@ -76,8 +76,8 @@ class MetricCurve(Struct, frozen=True):
     """One metric over the axis.
 
     Attributes:
-        bins, redone: over steps and epochs, what the newest attempt that did a step measured there, and what earlier
-            ones had measured, to be drawn behind it.
+        bins: over steps and epochs, what the newest attempt that did a step measured there.
+        redone: over steps and epochs, what earlier attempts had measured, to be drawn behind ``bins``.
         smooth: the moving average at places inside the window; empty if none was asked for or the metric is set
             rather than measured.
         averaged: what ``smooth`` is the average of, if that is not ``attempts``.
@@ -144,7 +144,8 @@ class Frame:
     """The x axis of the curves.
 
     Attributes:
-        start, end: the ends of the whole run, None while it is empty.
+        start: the lowest x of the whole run, None while it is empty.
+        end: the highest x of the whole run, None while it is empty.
         origin_at: over time, the moment of x = 0 (UTC unix seconds).
         moments: pairs of x and the moment when the run was there, in order.
         epochs: over epochs, the pairs of step and x of each attempt, in order.
@@ -180,7 +181,8 @@ class ChartData(Struct, frozen=True):
 
     Attributes:
         names: all metrics of the run in the order of their first appearance.
-        curves, ranked: by requested name.
+        curves: the curve of each requested metric.
+        ranked: the curves of the ranks, for each metric that was requested by rank.
         rank_names: the metrics that several ranks report.
     """
 

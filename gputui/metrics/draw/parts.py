@@ -25,7 +25,8 @@ class Curve(Struct, frozen=True):
     Attributes:
         bins: in order of x.
         style: the key of its style.
-        label, value: its name and newest value in the legend.
+        label: its name in the legend.
+        value: its newest value, in the legend.
         is_shadow: it is drawn only in cells that no other curve goes through. Of other curves, what varies within a bin
             as much as usual is drawn as a line; of a shadow, nothing is.
         is_strong: its line is two dots thick.
@@ -57,7 +58,8 @@ class XAxis(Struct, frozen=True):
     """The horizontal axis.
 
     Attributes:
-        start, end: None to follow the curves.
+        start: the lowest x, None to follow the curves.
+        end: the highest x, None to follow the curves.
         scale: a logarithmic one without an x above 0 is drawn linear.
         names: labels at 0, 1, 2 …, of characters one cell wide, in place of numbers.
     """
@@ -82,7 +84,8 @@ class YAxis(Struct, frozen=True):
 
     Attributes:
         kind: a logarithmic one without a value above 0 is drawn linear.
-        low, high: None to follow the curves in round steps.
+        low: the lower end, None to follow the curves in round steps.
+        high: the upper end, None to follow the curves in round steps.
         label: the text of a value; None for a short number.
         unit: the ticks of a linear axis are at round multiples of it, such as 2³⁰ for bytes.
     """

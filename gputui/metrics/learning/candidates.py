@@ -26,7 +26,7 @@ class Row(Struct, frozen=True, array_like=True):
     """What is kept of one line.
 
     Attributes:
-        numbers: Those of each column, two of a pair; None for one that is not finite.
+        numbers: The numbers in each column, two of a pair; None for one that is not finite.
         counts: How far each candidate that only counts was at that time, by its key.
         part_before: The part of the data that the metric line before names.
         rank: The rank that stands before the line.
@@ -42,7 +42,8 @@ class Candidate(Struct, frozen=True, array_like=True):
     """A shape whose newest lines are collected.
 
     Attributes:
-        text, header: Its first line, and the names of columns if that is a row of a table.
+        text: The first line.
+        header: The names of the columns, if its first line is a row of a table.
         lines: How many came.
         rows: The newest of them.
         counted: How far the counter of lines that only count went, over all epochs.

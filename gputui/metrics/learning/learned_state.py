@@ -19,8 +19,9 @@ class Running(Struct):
         nested: The place of a bar with fewer steps than the last one, since that was drawn.
         epoch: The one of the last header.
         epochs: How many that header says there are.
-        epochs_before: Those of the trainings before.
-        steps, headers: The states of each `ContinuedCount`, of steps and of epochs in headers.
+        epochs_before: The number of epochs of the trainings before.
+        steps: The state of the `ContinuedCount` of steps.
+        headers: The state of the `ContinuedCount` of epochs in headers.
         part: The part of the data which the last metric line names.
         recent: The names that are stored at the newest places, by place.
         ranks: The lowest rank that prints a shape, by the index of the shape.

@@ -36,12 +36,12 @@ class LearnedShape(Struct, frozen=True):
 
     Attributes:
         columns: What its numbers are, in the order in which they are printed.
-        is_held_out: Its places are those of a validation, of which the last line counts.
-        restarts: Its places begin again though it names no epoch.
-        may_nest: Its places have no name, so that those of a smaller total may be a validation's.
+        is_held_out: The counters are those of a validation, of which the last line counts.
+        restarts: The counter begins again though the lines name no epoch.
+        may_nest: The counter has no name, so that one with a smaller total may be a validation's.
         stride: What its places have in common, as `ShapeEvidence.stride`.
-        counts_samples: Its places count samples.
-        is_apart: Its lines name an epoch alone, and come while no step is made.
+        counts_samples: The counter counts samples.
+        is_apart: The lines name an epoch alone, and come while no step is made.
         part: The part of the data which its lines name.
     """
 

@@ -62,10 +62,10 @@ class WholeLines:
             record = self._records[rank] = Record()
             if len(self._records) > MAX_RANKS:
                 del self._records[next(iter(self._records))]
-        whole = record.add(text)
-        if whole is None:
+        whole_line = record.add(text)
+        if whole_line is None:
             return None
-        return whole, rank
+        return whole_line, rank
 
 
 class Record:
