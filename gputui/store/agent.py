@@ -86,9 +86,11 @@ class RecordStatus(Struct, frozen=True):
 
     Attributes:
         problem: Why record.yaml cannot be used.
-        began_at, raw_since: Since when there are samples, and since when whole ones (UTC unix seconds); None if nothing
-            is recorded.
-        file_bytes, used_bytes: The size of the database, and without its free pages.
+        began_at: The time of the oldest sample or mean (UTC unix seconds), None if nothing is recorded.
+        raw_since: Since when single samples are kept, not their means alone (UTC unix seconds); None if nothing is
+            recorded.
+        file_bytes: The size of the database.
+        used_bytes: The size of the database without its free pages.
     """
 
     retention: Retention

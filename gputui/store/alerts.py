@@ -24,12 +24,18 @@ class AlertView(Struct, frozen=True):
 
     Attributes:
         rule: The name of the rule that raised it.
-        subject_kind, subject_id, subject_name: What it is about: a run, a GPU, the host.
+        subject_kind: The kind of what it is about: ``run``, ``gpu`` or ``host``.
+        subject_id: The id of the run, the UUID of the GPU.
+        subject_name: The subject for people.
         run_id: The run that it concerns, None if there is none.
-        cleared_at, cleared_because: None while it lasts.
-        acknowledged_at, acknowledged_by, silenced_until, silenced_by: By a person, None if nobody did.
-        value, threshold: In ``unit``; None if there is none or it is not finite.
-        sentence, remedy: What is wrong, and what helps.
+        cleared_at: None while it lasts.
+        cleared_because: None while it lasts.
+        acknowledged_at: None until a person acknowledges it.
+        silenced_until: None unless a person has silenced it.
+        value: The measured value in ``unit``; None if there is none or it is not finite.
+        threshold: The limit of ``value`` in ``unit``, None if the rule has none.
+        sentence: What is wrong.
+        remedy: What helps.
     """
 
     alert_id: int

@@ -186,12 +186,12 @@ def runs(
     conditions = {"state": state, "profile": profile, "study_id": study}
     with _opened(home) as connection:
         chosen = [
-            run
-            for run in stored_runs.read_runs(connection)
-            if all(value is None or getattr(run, name) == value for name, value in conditions.items())
-            and (tag is None or tag in run.tags)
+            stored
+            for stored in stored_runs.read_runs(connection)
+            if all(value is None or getattr(stored, name) == value for name, value in conditions.items())
+            and (tag is None or tag in stored.tags)
         ]
-        return Table(RunRecord, [_run(connection, run) for run in chosen])
+        return Table(RunRecord, [_run(connection, stored) for stored in chosen])
 
 
 def run(run_id: str, *, home: Home = None) -> RunRecord:
@@ -270,29 +270,29 @@ def _moment(at: float | None) -> datetime | None:
     return datetime.fromtimestamp(at, UTC)
 
 
-def _run(connection: sqlite3.Connection, run: Run) -> RunRecord:
-    cost = run_cost(connection, run.run_id, time.time())
-    reason = run.waiting_for if run.reason is None else run.reason
+def _run(connection: sqlite3.Connection, stored: Run) -> RunRecord:
+    cost = run_cost(connection, stored.run_id, time.time())
+    reason = stored.waiting_for if stored.reason is None else stored.reason
     return RunRecord(
-        id=run.run_id,
-        name=run.name,
-        profile=run.profile,
-        state=str(run.state),
-        params=dict(run.params),
-        gpus=run.gpus,
-        created_at=datetime.fromtimestamp(run.created_at, UTC),
-        started_at=_moment(run.started_at),
-        ended_at=_moment(run.ended_at),
+        id=stored.run_id,
+        name=stored.name,
+        profile=stored.profile,
+        state=str(stored.state),
+        params=dict(stored.params),
+        gpus=stored.gpus,
+        created_at=datetime.fromtimestamp(stored.created_at, UTC),
+        started_at=_moment(stored.started_at),
+        ended_at=_moment(stored.ended_at),
         reason=reason,
-        target=run.target,
-        study=run.study_id,
-        trial=run.trial,
-        tags=run.tags,
-        note=run.note,
+        target=stored.target,
+        study=stored.study_id,
+        trial=stored.trial,
+        tags=stored.tags,
+        note=stored.note,
         gpu_hours=cost.gpu_hours,
         energy_joules=cost.energy_joules,
-        latest=queries.latest(connection, run.run_id),
-        attempts=_attempts(connection, run.run_id),
+        latest=queries.latest(connection, stored.run_id),
+        attempts=_attempts(connection, stored.run_id),
     )
 
 

@@ -40,12 +40,14 @@ class Attempt(Struct, frozen=True):
         exited_at: When its command ended.
         ended_at: When what it left was examined, which is the same time then.
         exit: The record of its end, None without one.
-        resumed_from, resumed_step: The checkpoint that it began from and its step, None for a start from the beginning.
-        first_step, last_step: Of its metrics.
+        resumed_from: The checkpoint that it began from, None for a start from the beginning.
+        resumed_step: The step of ``resumed_from``, None where that is unknown too.
+        first_step: The first step in its metrics.
+        last_step: The highest step in its metrics.
         stop_requested: Why its end was asked for, None if nobody did.
         executor: The fields of its process's `runs.identity.ProcessIdentity`, None until that is known.
         placement: Where a target runs it, as it was reported last; None on this machine.
-        fellows: Those with which it shared its GPU.
+        fellows: Attempts with which it shared its GPU.
     """
 
     run_id: str
@@ -246,13 +248,13 @@ def energy_between(
     Args:
         longest_seconds: Readings that are further apart are ignored.
     """
-    total: float | None = None
+    joules: float | None = None
     for earlier, later in itertools.pairwise(readings):
         apart = later[0] - earlier[0]
         overlap = min(later[0], end) - max(earlier[0], begin)
         if 0 < apart <= longest_seconds and overlap > 0:
-            total = (total or 0.0) + consumed_joules(earlier, later) * overlap / apart
-    return total
+            joules = (joules or 0.0) + consumed_joules(earlier, later) * overlap / apart
+    return joules
 
 
 def own_seconds(begin: float, end: float, others: Sequence[FellowStay]) -> float:
@@ -291,7 +293,8 @@ class AttemptCost(Struct, frozen=True):
     """The resources of one attempt so far, with its share of shared GPUs; None before it starts.
 
     Attributes:
-        gpu_count, measured_gpus: How many it has, and how many of them have a readable counter of energy.
+        gpu_count: How many GPUs it has.
+        measured_gpus: How many of its GPUs have a readable counter of energy.
         energy_joules: The sum over these counters.
         is_final: The attempt is over, and its energy is complete.
     """

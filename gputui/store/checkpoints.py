@@ -33,15 +33,17 @@ class CheckpointRow(Struct, frozen=True):
     place.
 
     Attributes:
-        place: that in the order in which the run's checkpoints were seen first; the column `seen`.
-        content: its identity, in the forms of `recovery.checkpoints.content`; stamp: changes when
-            the file is written.
+        place: the place in the order in which the run's checkpoints were seen first; the column `seen`.
+        content: its identity, in the forms of `recovery.checkpoints.content`.
+        stamp: changes when the file is written.
         attempt: the attempt in whose life it appeared; of a foreign or named one, the newest then.
-        unseen_at, seen_at: UTC unix seconds of the last scan without it and of the first with it.
-        modified_at: its time on the disk, for people; saved_at: the same, None unless it can be
-            true.
+        unseen_at: UTC unix seconds of the last scan without it.
+        seen_at: UTC unix seconds of the first scan with it.
+        modified_at: its time on the disk, for people.
+        saved_at: ``modified_at``, None unless that can be true.
         step: from its name where the metrics allow it, else the metrics' newest; None is unknown.
-        is_settled: it has stopped growing; is_rewrite: its attempt wrote over another one there.
+        is_settled: it has stopped growing.
+        is_rewrite: its attempt wrote over another one there.
         why: completes "the checkpoint …" for its verdict or origin.
         failed_starts: number of attempts that resumed from it and ended before a step.
         left_by: the attempt that began from an earlier one; counts once that attempt has worked.
@@ -197,5 +199,5 @@ def scanned_at(connection: sqlite3.Connection, run_id: str, number: int) -> floa
     row = connection.execute(query, (run_id, number)).fetchone()
     if row is None:
         return None
-    scanned_at: float | None = row[0]
-    return scanned_at
+    moment: float | None = row[0]
+    return moment

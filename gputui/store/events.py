@@ -118,8 +118,10 @@ class EventView(HistoryRow, frozen=True):
     Attributes:
         at: UTC unix seconds.
         subject: What it is of, if that is no run: a study, a GPU.
-        run_id, attempt: None for an event that is of none.
-        kind, key: For programs, see `EventKind`.
+        run_id: None for an event that is of no run.
+        attempt: None for an event that is of no attempt.
+        kind: For programs, see `EventKind`.
+        key: Tells events of one kind apart, for programs; see `EventKind`.
         message: A sentence for people.
     """
 

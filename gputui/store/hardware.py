@@ -52,15 +52,18 @@ class GpuView(GpuSample, frozen=True, kw_only=True):
     """A GPU: its newest sample with its facts, slow values, processes and lease.
 
     Attributes:
-        at, age_seconds: The time (UTC unix seconds) and the age of the newest sample, None without one. The ``state``
-            of one that is too old is ``stale``.
-        facts: What does not change.
-        slow: Its newest sample of the slow tier.
+        at: The time (UTC unix seconds) of the newest sample, None without one.
+        age_seconds: The age of the newest sample, None without one. The ``state`` of one that is too old is ``stale``.
+        facts: What does not change, see `gputui.machine.gpu_model.GpuFacts`.
+        slow: The newest `GpuSlowSample` as JSON.
         processes: None if the driver gave no list.
-        run_id, run_name: The run that leases it.
-        rank: That of this run's process on it.
+        run_id: The run that leases it.
+        run_name: The name of ``run_id``.
+        rank: The rank of the leasing run's process on it.
         last_seen_at: When the driver last listed it.
-        event_at, event_code, event_text: The driver's newest event.
+        event_at: When the driver's newest event was (UTC unix seconds).
+        event_code: The code of the driver's newest event, such as an Xid.
+        event_text: The driver's newest event for people.
         shared_with: Id and name of other runs that share it.
         shared_by: The study of these trials, "" for runs of none.
         shares: The part that each run takes, by its id.
@@ -447,8 +450,9 @@ class Quarantined(Struct, frozen=True):
 
     Attributes:
         since: UTC unix seconds.
-        run_id, attempt: Under which it failed, None if a person set it aside.
-        actor: That person, None if it failed.
+        run_id: The run under which it failed, None if a person set it aside.
+        attempt: The attempt under which it failed, None if a person set it aside.
+        actor: The person who set it aside, None if it failed.
     """
 
     uuid: str

@@ -25,13 +25,15 @@ class PlacementView(Struct, frozen=True):
     """Where a target runs an attempt, and what became of it there. Times are UTC unix seconds.
 
     Attributes:
-        job: That of the target, None before it has one.
+        job: The target's id of the job, None before it has one.
         reason: The target's message about the state.
         expected_start: As the target estimates it.
         limit_at: When the target will end the attempt.
-        restarts, limit_restarts: How often the job began again, and how often of these at its time limit.
+        restarts: How often the job began again.
+        limit_restarts: How many of the ``restarts`` were at its time limit.
         gpus: How many were asked for, on all nodes together.
-        queued_seconds, ran_seconds: How long the job waited and ran.
+        queued_seconds: How long the job waited.
+        ran_seconds: How long the job ran.
         contact_at: When the last successful contact began: what the attempt wrote until then is here.
         poll_seconds: The time between two contacts.
         problem: Why the last contact failed, None if it did not.

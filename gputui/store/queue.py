@@ -49,15 +49,15 @@ def entries(connection: sqlite3.Connection) -> list[QueueEntry]:
 def priorities_to_move(waiting: Sequence[QueueEntry], run_id: str, by: int) -> dict[str, int]:
     """Changed priorities that move a run by that many places (negative: earlier). None falls; among
     equals, the longer wait stays in front."""
-    entries = {entry.run_id: entry for entry in waiting}
+    entries_by_run = {entry.run_id: entry for entry in waiting}
     order = [entry.run_id for entry in waiting if entry.run_id != run_id]
-    order.insert(max(0, list(entries).index(run_id) + by), run_id)
+    order.insert(max(0, list(entries_by_run).index(run_id) + by), run_id)
     priorities = {entry.run_id: entry.priority for entry in waiting}
     ages = {entry.run_id: (entry.queued_at or 0.0, entry.sequence) for entry in waiting}
     for before, after in reversed(list(itertools.pairwise(order))):
         is_younger = ages[before] > ages[after]
         priorities[before] = max(priorities[before], priorities[after] + is_younger)
-    return {name: priority for name, priority in priorities.items() if priority != entries[name].priority}
+    return {name: priority for name, priority in priorities.items() if priority != entries_by_run[name].priority}
 
 
 def pause(connection: sqlite3.Connection) -> QueuePause | None:

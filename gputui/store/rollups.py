@@ -93,11 +93,15 @@ class GpuHistory(Struct, frozen=True):
 
 
 class HostHistory(Struct, frozen=True):
-    """Means of the host over equal spans.
+    """Means of the host over equal spans, oldest first; None in spans without samples.
 
     Attributes:
-        cpu_percent, memory_used_bytes, disk_read_bytes_per_second, disk_write_bytes_per_second,
-        network_received_bytes_per_second, network_sent_bytes_per_second: oldest first; None in spans without samples.
+        cpu_percent: the use of all processors together.
+        memory_used_bytes: what programs hold, without caches.
+        disk_read_bytes_per_second: read from all disks.
+        disk_write_bytes_per_second: written to all disks.
+        network_received_bytes_per_second: received on all interfaces.
+        network_sent_bytes_per_second: sent on all interfaces.
     """
 
     cpu_percent: tuple[float | None, ...]
@@ -134,7 +138,8 @@ class SpanGrid(NamedTuple):
 
     Attributes:
         seconds: the length of a span.
-        first, last: the numbers of the spans that are read.
+        first: the number of the first span that is read.
+        last: the number of the last span that is read.
         origin: the begin of span 0, in UTC unix seconds.
         read_seconds: of each span, only the samples of its first so many seconds are read; None for all.
     """
@@ -229,13 +234,13 @@ def means_around(
     name = "hours"
     if at >= limits.minutes_since:
         name = "minutes"
-    means = ", ".join(f"{column}_mean AS {column}" for column in columns)
+    mean_columns = ", ".join(f"{column}_mean AS {column}" for column in columns)
     of_subject = "gpu_id = :gpu_id AND"
     if gpu_id == HOST_ID:
         of_subject = ""
     rows = named_rows(
         connection,
-        f"SELECT at, {means} FROM {_rollup_table(gpu_id, name)} "  # noqa: S608 - fixed names
+        f"SELECT at, {mean_columns} FROM {_rollup_table(gpu_id, name)} "  # noqa: S608 - fixed names
         f"WHERE {of_subject} at <= :at AND at > :since AND sample_count > 0",
         {"gpu_id": gpu_id, "at": at, "since": at - span_seconds(name)},
     )
@@ -370,13 +375,13 @@ def _span_before(last: int, at: float, grid: SpanGrid) -> int:
 def _sample_span(row: Sequence[Any]) -> SampleSpan:
     """A span from its number, first and last time and number of samples, and the values of each column: their number,
     lowest, highest and sum."""
-    number, first_at, last_at, samples, *values = row
+    number, first_at, last_at, sample_count, *values = row
     columns = []
     for place in range(0, len(values), 4):
         count, low, high, total = values[place : place + 4]
         mean = total / count if count else None
         columns.append(ColumnSummary(int(count), low, high, mean))
-    return SampleSpan(number, first_at, last_at, int(samples), columns)
+    return SampleSpan(number, first_at, last_at, int(sample_count), columns)
 
 
 # SQL for the number of samples, and per column for its number of values, extremes and sum.

@@ -35,7 +35,8 @@ class IncidentView(HistoryRow, frozen=True):
 
     Attributes:
         at: The attempt's end, UTC unix seconds.
-        rank, step: None if it is of no one.
+        rank: None if it is of no single rank.
+        step: None if it is of no single step.
         evidence: What was read, with its sources.
         witnesses: The sources of the lines that agree.
     """
@@ -106,7 +107,8 @@ class NewIncident(Struct, frozen=True):
     """An incident and its decision, to be stored, with the fields of `IncidentView` and `DecisionView`.
 
     Attributes:
-        at, decided_at: The attempt's end, and when the decision was made (UTC unix seconds).
+        at: The attempt's end, UTC unix seconds.
+        decided_at: When the decision was made, UTC unix seconds.
         fingerprint: What this failure has in common with its repetitions.
         changed: The changed parameters.
     """

@@ -52,7 +52,9 @@ class GpuSample(Struct, frozen=True):
 
     Attributes:
         detail: What the driver says, if the GPU is lost or not read.
-        power_limit_watts, memory_clock_mhz, performance_state: May be some seconds older.
+        power_limit_watts: May be some seconds older than the sample.
+        memory_clock_mhz: May be some seconds older than the sample.
+        performance_state: May be some seconds older than the sample.
         throttle_reasons: Empty without throttling, None if the driver does not say.
     """
 
@@ -77,11 +79,14 @@ class GpuSlowSample(Struct, frozen=True):
     """The slow tier, read every few seconds: values that are expensive to read or change rarely.
 
     Attributes:
-        ecc_corrected, ecc_uncorrected: Memory errors since the driver began.
-        row_remap_pending: A row of memory is replaced at the next reset; ``row_remap_failed``: one could not be.
+        ecc_corrected: Corrected errors of memory since the driver began.
+        ecc_uncorrected: Uncorrected errors of memory since the driver began.
+        row_remap_pending: A row of memory is replaced at the next reset.
+        row_remap_failed: A row of memory could not be replaced.
         energy_joules: A counter that begins again with the driver.
         pcie_replays: A counter of repeated transfers.
-        encoder_percent, decoder_percent: The use of the video units.
+        encoder_percent: The use of the unit that encodes video.
+        decoder_percent: The use of the unit that decodes video.
     """
 
     uuid: str
@@ -127,10 +132,11 @@ class HostSample(Struct, frozen=True, tag="host", tag_field="kind"):
     Attributes:
         at: UTC unix seconds.
         load_1m: The load average of the last minute.
-        disk_used_bytes, disk_total_bytes: Of the file system of the home.
-        shm_used_bytes, shm_total_bytes: Of ``/dev/shm``.
-        disk_read_bytes_per_second, network_sent_bytes_per_second: These and other rates are means since the previous
-            tick, and None in the first one.
+        disk_used_bytes: On the file system of the home.
+        disk_total_bytes: The size of the file system of the home.
+        shm_used_bytes: In ``/dev/shm``.
+        shm_total_bytes: The size of ``/dev/shm``.
+        disk_read_bytes_per_second: A mean since the previous tick, as every rate is; None in the first one.
     """
 
     at: float

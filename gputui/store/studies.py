@@ -99,7 +99,7 @@ class StudyRecord(Struct, frozen=True):
         spec_json: The resolved specification (`gputui.studies.spec`).
         source: The text of its file.
         milestone: The last one at which a population was compared.
-        importances: Those of its parameters.
+        importances: The fields of an `Importance` for each objective and tuned parameter.
         problem: A sentence while its process fails again and again, else None.
     """
 
@@ -146,11 +146,13 @@ class TrialRecord(Struct, frozen=True):
         rung: The last one passed.
         values: One value per objective, empty while unknown or withheld.
         constraints: Satisfied if at most 0.
-        parent, generation: Of a member of a population.
-        starts, command_id: The number of launch commands, and the last of them.
+        parent: In a population, the trial that it continues; else None.
+        generation: In a population, the milestone at which it took the place of another; else None.
+        starts: How many launch commands it had.
+        command_id: The last of its launch commands, None before the first.
         population: What a member keeps of its lineage.
         request: What a person wants of it.
-        latest_value: Its value at its last rung.
+        latest_value: The trial's value at its last rung.
     """
 
     study_id: str
@@ -192,7 +194,7 @@ class RungValue(Struct, frozen=True):
     """A trial's value at a rung.
 
     Attributes:
-        number: That of the trial.
+        number: The number of the trial.
         value: None if it was not a number.
         at: UTC unix seconds.
     """

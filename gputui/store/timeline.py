@@ -159,17 +159,17 @@ def _checkpoints(connection: sqlite3.Connection, start: float, end: float) -> li
 # --- navigation
 
 
-def resolve(connection: sqlite3.Connection, at: float, ticks: int, direction: int, now: float) -> float:
-    """The time that is ``ticks`` events, incidents or alerts after ``at`` (negative: before it). In
+def resolve(connection: sqlite3.Connection, at: float, moves: int, direction: int, now: float) -> float:
+    """The time that is ``moves`` events, incidents or alerts after ``at`` (negative: before it). In
     a gap, ``direction`` (-1, 0 or 1) moves to its edge. The result is within the history and not
     after ``now``."""
-    for _ in range(abs(ticks)):
+    for _ in range(abs(moves)):
         tick_at: float | None = at
-        if ticks > 0:
+        if moves > 0:
             tick_at = _tick(connection, at, after=True)
         if tick_at is not None:
             # The last of those that count as one.
-            tick_at = _tick(connection, tick_at + math.copysign(TOGETHER_SECONDS, ticks), after=False)
+            tick_at = _tick(connection, tick_at + math.copysign(TOGETHER_SECONDS, moves), after=False)
         if tick_at is None:
             break
         at = tick_at

@@ -28,10 +28,18 @@ class Entry(NamedTuple):
 
     Attributes:
         place: its number among the entries of its level, from the attempt's begin.
-        points, nan, positive_infinite, negative_infinite: numbers of values.
-        low, high, first, last: of the finite values, NaN without any.
-        first_step, last_step: those of the finite values, without any of the others.
-        first_at, last_at: the same in UTC unix seconds, NaN where unknown.
+        points: number of values, finite or not.
+        nan: number of values that are not a number.
+        positive_infinite: number of values.
+        negative_infinite: number of values.
+        low: the lowest finite value, NaN without any.
+        high: the highest finite value, NaN without any.
+        first: the first finite value, NaN without any.
+        last: the last finite value, NaN without any.
+        first_step: the step of ``first``; without a finite value, of the first of the others.
+        last_step: the step of ``last``; without a finite value, of the last of the others.
+        first_at: the time of ``first_step`` in UTC unix seconds, NaN where unknown.
+        last_at: the time of ``last_step`` in UTC unix seconds, NaN where unknown.
     """
 
     place: int
@@ -59,9 +67,12 @@ class Stretch(NamedTuple):
 
     Attributes:
         number: its place among the stretches of its attempt in its source.
-        begin, end: the positions of its first line and behind its last one.
-        min_step, max_step: the ends of its steps.
-        min_at, max_at: the ends of its times in UTC unix seconds, None where unknown.
+        begin: the position of its first line.
+        end: the position behind its last line.
+        min_step: the lowest step of its lines.
+        max_step: the highest step of its lines.
+        min_at: the earliest time of its lines in UTC unix seconds, None where unknown.
+        max_at: the latest time of its lines in UTC unix seconds, None where unknown.
     """
 
     source_id: int

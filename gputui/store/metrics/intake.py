@@ -17,10 +17,12 @@ class Intake(Struct, frozen=True):
     """What became of the metrics lines of a run.
 
     Attributes:
-        accepted, rejected: How many, of all its sources.
-        reason, example: Those of the newest rejected line, with its beginning.
+        accepted: How many lines of all its sources were accepted.
+        rejected: How many lines of all its sources were rejected.
+        reason: Why the newest rejected line was rejected.
+        example: The beginning of the newest rejected line.
         has_printed: It wrote output, which was searched for metrics.
-        learns: That is searched without the patterns of a profile.
+        learns: The output is searched without the patterns of a profile.
         no_metrics: Says that its newest attempt trains without any line; None if it has some.
         has_succeeded: It printed all that it prints, while what fails early may not have come to its metrics.
         short_of: The `short_of` of its newest attempt, if that ended so.

@@ -71,25 +71,29 @@ STEPS_COMPARED = 20
 """Ranks are compared by their means over this many steps: a single step is noise."""
 
 
-def rank_means(connection: sqlite3.Connection, run_id: str, attempt: int, ranks: int) -> dict[int, dict[str, float]]:
-    """The mean of each metric over the newest steps that all of ``ranks`` ranks have written, at
+def rank_means(
+    connection: sqlite3.Connection, run_id: str, attempt: int, rank_count: int
+) -> dict[int, dict[str, float]]:
+    """The mean of each metric over the newest steps that all of ``rank_count`` ranks have written, at
     most `STEPS_COMPARED`; empty if there is none. Raises sqlite3.Error."""
-    lines: dict[int, dict[int, dict[str, Any]]] = {}
+    lines_by_step: dict[int, dict[int, dict[str, Any]]] = {}
     for source_id, end in end_positions(connection, run_id).items():
-        most = (STEPS_COMPARED + 2) * ranks
+        most = (STEPS_COMPARED + 2) * rank_count
         rows = rows_between(connection, source_id, START, end, LineQuery(is_newest_first=True, limit=most))
         for number, rank, step, _, text in rows:
             if number == attempt and rank is not None and step is not None:
-                lines.setdefault(step, {}).setdefault(rank, {}).update(orjson.loads(text))
-    shared = sorted((step for step, of_ranks in lines.items() if len(of_ranks) == ranks), reverse=True)
+                lines_by_step.setdefault(step, {}).setdefault(rank, {}).update(orjson.loads(text))
+    shared = sorted((step for step, of_ranks in lines_by_step.items() if len(of_ranks) == rank_count), reverse=True)
     values: dict[int, dict[str, list[float]]] = {}
     for step in shared[:STEPS_COMPARED]:
-        for rank, data in lines[step].items():
+        for rank, data in lines_by_step[step].items():
             for name, value in data.items():
                 measured = as_float(value)
                 if measured is not None and name not in NOT_METRICS:
                     values.setdefault(rank, {}).setdefault(name, []).append(measured)
-    return {rank: {name: fmean(numbers) for name, numbers in by_name.items()} for rank, by_name in values.items()}
+    return {
+        rank: {name: fmean(measurements) for name, measurements in by_name.items()} for rank, by_name in values.items()
+    }
 
 
 _MOST_REPORTS = 9
@@ -126,12 +130,12 @@ def ranks_by_metric(connection: sqlite3.Connection, run_id: str) -> dict[str, fr
     left out."""
     newest = _newest(connection, run_id)
     attempt = max((number for number, _, _ in newest), default=0)
-    ranks: dict[str, set[int]] = {}
+    ranks_by_name: dict[str, set[int]] = {}
     for number, rank, values in newest:
         if number == attempt and rank >= 0:
             for name in values.keys() - NOT_METRICS:
-                ranks.setdefault(name, set()).add(rank)
-    return {name: frozenset(metric_ranks) for name, metric_ranks in ranks.items()}
+                ranks_by_name.setdefault(name, set()).add(rank)
+    return {name: frozenset(metric_ranks) for name, metric_ranks in ranks_by_name.items()}
 
 
 def points_json(connection: sqlite3.Connection, run_id: str, names: Sequence[str] = ()) -> Iterator[dict[str, Any]]:

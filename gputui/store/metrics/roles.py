@@ -118,8 +118,8 @@ class MetricRoles(Struct, frozen=True):
     Attributes:
         training: the training loss.
         validation: the loss of data that is held out.
-        best, mode: the metric that the run is judged by, and whether less or more of it is better; None if its profile
-            does not say so.
+        best: the metric that the run is judged by; None if its profile does not say so.
+        mode: whether less or more of ``best`` is better; None without ``best``.
     """
 
     training: str | None = None

@@ -62,9 +62,11 @@ class ObservationRow(Struct, frozen=True):
     """One row of ``observations``.
 
     Attributes:
-        kind, text: What was seen, for programs and for people.
+        kind: What was seen, for programs.
+        text: What was seen, for people.
         at: UTC unix seconds.
-        rank, step: None if it is of no one.
+        rank: None if it is of no single rank.
+        step: None if it is of no single step.
         ends: The attempt is ended for it.
     """
 
