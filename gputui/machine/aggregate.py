@@ -18,9 +18,13 @@ class GpuTotals(Struct, frozen=True):
     """Sums over the GPUs that are not lost, None where none has a value.
 
     Attributes:
-        gpu_count, answering_count, lost_count: All GPUs, those whose state is ok, and those that are lost.
+        gpu_count: All GPUs, lost ones too.
+        answering_count: GPUs whose state is ok.
+        lost_count: GPUs whose state is lost.
         utilization_percent: A mean.
-        hottest_index, hottest_uuid, hottest_celsius: Of the hottest GPU, the lowest index of several.
+        hottest_index: The index of the hottest GPU, the lowest of several.
+        hottest_uuid: The UUID of the GPU with ``hottest_index``.
+        hottest_celsius: The temperature of the GPU with ``hottest_index``.
     """
 
     gpu_count: int
@@ -50,7 +54,7 @@ def totals(readings: Iterable[GpuSample], indices: Mapping[str, int]) -> GpuTota
         for gpu in gpus
         if gpu.temperature_celsius is not None
     ]
-    totals = GpuTotals(
+    result = GpuTotals(
         gpu_count=len(listed),
         answering_count=sum(gpu.state == "ok" for gpu in gpus),
         lost_count=sum(gpu.state == "lost" for gpu in listed),
@@ -62,6 +66,6 @@ def totals(readings: Iterable[GpuSample], indices: Mapping[str, int]) -> GpuTota
         power_limit_watts=sum_of_known(gpu.power_limit_watts for gpu in gpus),
     )
     if not warm:
-        return totals
+        return result
     celsius, _, uuid = min(warm)
-    return replace(totals, hottest_index=indices.get(uuid), hottest_uuid=uuid, hottest_celsius=-celsius)
+    return replace(result, hottest_index=indices.get(uuid), hottest_uuid=uuid, hottest_celsius=-celsius)

@@ -64,8 +64,7 @@ class Gpu:
         handle: The driver's; None while the GPU is not read.
         detail: What the driver says, if it is lost.
         throttle_reasons: The driver's bits.
-        sm_clock_mhz, link, encoder_percent: These and what stands by them are read less often than a tick, and reported
-            with it.
+        sm_clock_mhz: Read less often than a tick, and reported with each; so are the fields after it.
     """
 
     facts: GpuFacts

@@ -28,7 +28,8 @@ class ProcessStat(Struct, frozen=True):
     Attributes:
         state: The letter of proc_pid_stat(5).
         start_ticks: Tells a reused PID.
-        cpu_seconds, children_seconds: Of the process, and of its children that it has waited for.
+        cpu_seconds: The CPU time of the process alone.
+        children_seconds: The CPU time of the children that it has waited for.
     """
 
     pid: int

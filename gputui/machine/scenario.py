@@ -64,10 +64,11 @@ class Fault(Model):
 
     Attributes:
         gpu: None for all GPUs.
-        at, for_: When it begins and how long it lasts, in seconds; see above.
-        code: That of an ``xid``.
+        at: When it begins, in seconds; see above.
+        for_: How long it lasts, in seconds; None to the end.
+        code: The code of an ``xid``.
         celsius: The temperature of a ``hot`` GPU.
-        reason: That of a ``throttle``.
+        reason: The reason of a ``throttle``.
     """
 
     kind: FaultKind
@@ -89,7 +90,7 @@ class Scenario(Model):
     Attributes:
         gpus: How many.
         memory: Bytes of each.
-        load: That of a run's GPUs.
+        load: The course of the load on a run's GPUs.
     """
 
     gpus: Annotated[int, within(0, 256, whole=True)] = 8

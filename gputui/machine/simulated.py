@@ -110,10 +110,12 @@ class SimulatedLoad(NamedTuple):
     """What is done to a simulated GPU until its next sample.
 
     Attributes:
-        percent, memory_bytes: Of its processes.
+        percent: The utilization by its processes.
+        memory_bytes: The memory that its processes hold.
         loaded_seconds: The age of a load that was not there before: more than since the last sample, where the source
             began later.
-        forced_celsius, reasons: The temperature and the throttle reasons of faults.
+        forced_celsius: The temperature that a fault sets, None without such a fault.
+        reasons: The throttle reasons of faults.
     """
 
     percent: float
@@ -128,8 +130,10 @@ class SimulatedGpu:
     """A simulated GPU and its state between samples.
 
     Attributes:
-        seed: That of the scenario's noise.
-        temperature, power, utilization: In degrees Celsius, watts and percent.
+        seed: The seed of the scenario's noise.
+        temperature: In degrees Celsius.
+        power: In watts.
+        utilization: In percent.
     """
 
     facts: GpuFacts

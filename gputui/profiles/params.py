@@ -58,7 +58,9 @@ class Parameter(Struct, frozen=True):
     Attributes:
         help: A short text for the launch page.
         choices: The allowed values, empty for no such limit.
-        minimum, maximum, multiple_of: Limits of numbers, None for none.
+        minimum: The smallest number that is allowed, None without a limit.
+        maximum: The largest number that is allowed, None without a limit.
+        multiple_of: Only multiples of this number are allowed, None without a limit.
     """
 
     name: str

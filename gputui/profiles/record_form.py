@@ -58,7 +58,10 @@ class RecordForm(Model):
     """How long what is recorded stays, how large it gets, and who may read it.
 
     Attributes:
-        raw, minutes, hours, events: Maximum ages in seconds, None for no limit.
+        raw: The maximum age of samples in seconds, None for no limit.
+        minutes: The maximum age of means over minutes in seconds, None for no limit.
+        hours: The maximum age of means over hours in seconds, None for no limit.
+        events: The maximum age of events in seconds, None for no limit.
         size: The database's maximum size in bytes, None for no limit.
         group: The number of the group that may read the home, None for nobody else.
     """

@@ -125,8 +125,9 @@ class RecoveryForm(Model):
     """A built-in policy with overrides, described for the documentation where they are declared.
 
     Attributes:
-        max_attempts, max_without_progress, hang_after: Their defaults here are never used: a key that is not given is
-            the policy's own.
+        max_attempts: The default here is never used: where the key is not given, the policy's own counts.
+        max_without_progress: The default here is never used, as with ``max_attempts``.
+        hang_after: The default here is never used, as with ``max_attempts``.
     """
 
     policy: PolicyName = Field("standard", description="the policy to start from")

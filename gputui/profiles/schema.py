@@ -52,7 +52,7 @@ class ParameterForm(Model):
     """A parameter with its limits and its help in a launch form.
 
     Attributes:
-        min, max, multiple_of: Limits of a number; ``choices`` of any value.
+        choices: Limits a value of any kind; the other limits are for numbers only.
     """
 
     default: Value = Field(description="the default, whose type decides what is accepted; null for none")
@@ -237,9 +237,7 @@ class ProfileForm(Model):
 
     Attributes:
         other_names: What people call a key elsewhere, for a hint.
-        script, module, command: Exactly one of them is given.
-        params, args, env: What the command gets.
-        metrics, checkpoints, recovery, gates, sinks: How the run is watched, continued, judged and exported.
+        command: Replaces ``script`` and ``module``: exactly one of the three is given.
     """
 
     other_names: ClassVar[Mapping[str, str]] = {

@@ -34,7 +34,7 @@ def situation_of(
     if agent is None or (agent.source is None and agent.gpu_problem is None):
         return None
     titles = titles_by_subject(lasting)
-    quarantines = {uuid: quarantined.words for uuid, quarantined in failed.items()}
+    quarantines = {uuid: quarantine.words for uuid, quarantine in failed.items()}
     conditions = [condition_of(gpu, quarantines.get(gpu.uuid), titles.get(gpu.uuid)) for gpu in gpus]
     situation = GpuSituation(conditions, waiting)
     if waiting.runs:

@@ -207,13 +207,13 @@ class Assembled(Mapping[str, Any]):
             raise CheckpointError(f"checkpoint {self._path} is not complete: a part of {value[_SHARDED]} is missing")
         if len(pieces) == 1:
             return pieces[0]["tensor"]
-        whole = torch.empty(pieces[0]["shape"], dtype=pieces[0]["tensor"].dtype)
+        joined = torch.empty(pieces[0]["shape"], dtype=pieces[0]["tensor"].dtype)
         for piece in pieces:
             part = piece["tensor"]
             if part.numel():
                 ranges = zip(piece["offsets"], part.shape, strict=True)
-                whole[tuple(slice(offset, offset + length) for offset, length in ranges)] = part
-        return whole
+                joined[tuple(slice(offset, offset + length) for offset, length in ranges)] = part
+        return joined
 
 
 def _is_first_replica(tensor: Any) -> bool:

@@ -223,19 +223,19 @@ class Records(Split):
 
 def cifar10(settings: Settings) -> Images:
     """The five training batches and, held out, the test batch. Raises TrainerError if one is missing or cut off."""
-    folder = require_data_dir(settings, "data_batch_1.bin .. data_batch_5.bin and test_batch.bin")
-    if (folder / "cifar-10-batches-bin").is_dir():
-        folder = folder / "cifar-10-batches-bin"
+    archive = require_data_dir(settings, "data_batch_1.bin .. data_batch_5.bin and test_batch.bin")
+    if (archive / "cifar-10-batches-bin").is_dir():
+        archive = archive / "cifar-10-batches-bin"
     files = []
-    for path in (*(folder / f"data_batch_{number}.bin" for number in range(1, 6)), folder / "test_batch.bin"):
+    for path in (*(archive / f"data_batch_{number}.bin" for number in range(1, 6)), archive / "test_batch.bin"):
         size = path.stat().st_size if path.is_file() else 0
         if size == 0 or size % _RECORD_BYTES:
             raise TrainerError(
                 f"{path} is missing or cut off: it holds {size} bytes, not whole records of {_RECORD_BYTES}; "
-                f"unpack CIFAR-10's binary version (cifar-10-binary.tar.gz) in {folder}"
+                f"unpack CIFAR-10's binary version (cifar-10-binary.tar.gz) in {archive}"
             )
         files.append(MappedArray(path, "uint8"))
-    classes = folder / "batches.meta.txt"  # a file of the archive
+    classes = archive / "batches.meta.txt"  # a file of the archive
     names = classes.read_text(encoding="utf-8", errors="replace").split() if classes.is_file() else range(_CLASSES)
     side = settings.image_size or _SIDE
     train = Records(files[:-1], settings.image_size)

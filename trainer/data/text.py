@@ -36,9 +36,9 @@ BYTES = 256  # the vocabulary of text as bytes
 _HELD_OUT_ONE_IN = 25
 
 
-def window_count(tokens: int, context: int) -> int:
-    """Windows in a stream of `tokens`, with stride `context`: each starts with the last token of the one before."""
-    return max(0, (tokens - 1) // context)
+def window_count(token_count: int, context: int) -> int:
+    """Windows with stride `context` in a stream of tokens: each starts with the last token of the one before."""
+    return max(0, (token_count - 1) // context)
 
 
 def read_windows(
@@ -84,11 +84,11 @@ class ByteWindows(Split):
         return self._windows
 
     def read(self, indices: Indices) -> Fields:
-        tokens = np.empty((len(indices), self._context + 1), dtype=np.int64)
+        windows = np.empty((len(indices), self._context + 1), dtype=np.int64)
         for row, index in enumerate(indices.tolist()):
             content = self._read(index, self._start + index * self._context, self._context + 1)
-            tokens[row] = np.frombuffer(content, dtype=np.uint8)
-        return {"tokens": torch.from_numpy(tokens)}
+            windows[row] = np.frombuffer(content, dtype=np.uint8)
+        return {"tokens": torch.from_numpy(windows)}
 
     def _read(self, index: int, start: int, count: int) -> bytes:
         content = b""

@@ -61,7 +61,8 @@ class Augmentation:
     """Random changes of images, drawn on the CPU and made on the device. Picklable.
 
     Attributes:
-        height, width: of the images, in pixels.
+        height: of the images, in pixels.
+        width: of the images, in pixels.
         smallest_area: a part of at least this share of the image is enlarged to all of it; None to move the image.
         padding: the most whole pixels that it is then moved each way, with black coming in.
         flip: half of the images are mirrored.

@@ -33,10 +33,11 @@ class Histogram:
 
     Attributes:
         not_finite: the number of values that are in no bin.
-        edges, counts: `counts[i]` finite values lie in [`edges[i]`, `edges[i + 1]`); those beyond EDGES are in the
-            outermost bin, and empty bins at both ends are left out.
-        mean, std, min, max: None, and not written, without finite values.
-        norm: the root of the sum of squares, None likewise.
+        edges: the ends of the bins, one more than bins; empty bins at both ends are left out.
+        counts: `counts[i]` finite values lie in [`edges[i]`, `edges[i + 1]`); those beyond EDGES are in the outermost
+            bin.
+        mean: of the finite values; as std, min, max and norm, None and not written without any.
+        norm: the root of the sum of squares.
         zeros: the number of exact zeros, which are in `counts` too.
     """
 

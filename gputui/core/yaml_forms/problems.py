@@ -24,11 +24,13 @@ class Problem(Struct, frozen=True):
     """A problem of a file.
 
     Attributes:
-        file: Its path, as a person sees it.
-        line, column: Count from 1, None for the file as a whole.
+        file: The file's path, as a person sees it.
+        line: Counts from 1, None for the file as a whole.
+        column: Counts from 1, None for the file as a whole.
         key: Dotted (``params.lr``), "" for the whole file.
         problem: What is wrong, None if that is only that something else is expected.
-        expected, actual: Describe a value of a wrong type.
+        expected: What the value should be.
+        actual: What the value is, for one of a wrong kind.
         nearest: A suggestion.
     """
 

@@ -44,7 +44,8 @@ class GpuReading(Struct, frozen=True):
         source: ``nvml`` or ``simulated``.
         problem: One line: why there are no GPUs, or which one is missing.
         cuda: The newest CUDA version that the driver supports.
-        samples, slow: By UUID.
+        samples: The newest fast sample of each GPU, by UUID.
+        slow: The newest slow sample of each GPU, by UUID.
         nvlinks: Active links by GPU index, None without NVLink.
     """
 
@@ -141,40 +142,40 @@ def _topology(gpus: tuple[GpuFacts, ...]) -> dict[str, Any]:
     return {"cuda": cuda, "pairs": tuple(pairs), "nvlinks": nvlinks}
 
 
-def _active_links(nvml: Any, handle: Any) -> int | None:
+def _active_links(driver: Any, handle: Any) -> int | None:
     """The number of active NVLinks; None if the GPU has none or the driver does not report them."""
     active = None
     for link in range(_NVLINKS_MAX):
         try:
-            active = (active or 0) + int(nvml.nvmlDeviceGetNvLinkState(handle, link) == 1)
-        except nvml.NVMLError:
+            active = (active or 0) + int(driver.nvmlDeviceGetNvLinkState(handle, link) == 1)
+        except driver.NVMLError:
             break
     return active
 
 
-def _pair(nvml: Any, first: int, first_handle: Any, second: int, second_handle: Any) -> GpuPair:
+def _pair(driver: Any, first: int, first_handle: Any, second: int, second_handle: Any) -> GpuPair:
     """The connection of two GPUs with the indices ``first`` and ``second``."""
     levels = (
-        nvml.NVML_TOPOLOGY_INTERNAL,
-        nvml.NVML_TOPOLOGY_SINGLE,
-        nvml.NVML_TOPOLOGY_MULTIPLE,
-        nvml.NVML_TOPOLOGY_HOSTBRIDGE,
-        nvml.NVML_TOPOLOGY_NODE,
-        nvml.NVML_TOPOLOGY_SYSTEM,
+        driver.NVML_TOPOLOGY_INTERNAL,
+        driver.NVML_TOPOLOGY_SINGLE,
+        driver.NVML_TOPOLOGY_MULTIPLE,
+        driver.NVML_TOPOLOGY_HOSTBRIDGE,
+        driver.NVML_TOPOLOGY_NODE,
+        driver.NVML_TOPOLOGY_SYSTEM,
     )
     path = None
-    with contextlib.suppress(nvml.NVMLError):
-        level = nvml.nvmlDeviceGetTopologyCommonAncestor(first_handle, second_handle)
+    with contextlib.suppress(driver.NVMLError):
+        level = driver.nvmlDeviceGetTopologyCommonAncestor(first_handle, second_handle)
         path = dict(zip(levels, PATHS[1:], strict=True)).get(level)
-    p2p, nvlink = (_p2p_status(nvml, first_handle, second_handle, kind) for kind in (_P2P_READ, _P2P_NVLINK))
+    p2p, nvlink = (_p2p_status(driver, first_handle, second_handle, kind) for kind in (_P2P_READ, _P2P_NVLINK))
     return GpuPair(first, second, p2p, nvlink, path)
 
 
-def _p2p_status(nvml: Any, first: Any, second: Any, kind: int) -> bool | None:
+def _p2p_status(driver: Any, first: Any, second: Any, kind: int) -> bool | None:
     """Return whether a kind of direct access works; None if the driver does not say."""
     try:
-        return bool(nvml.nvmlDeviceGetP2PStatus(first, second, kind) == nvml.NVML_P2P_STATUS_OK)
-    except nvml.NVMLError:
+        return bool(driver.nvmlDeviceGetP2PStatus(first, second, kind) == driver.NVML_P2P_STATUS_OK)
+    except driver.NVMLError:
         return None
 
 

@@ -51,7 +51,8 @@ class AgentReading(Struct, frozen=True):
     """The agent of a home.
 
     Attributes:
-        interval_seconds, sampler_state: What it has stored of itself, None without.
+        interval_seconds: The time between two ticks that it stored, None if it stored none.
+        sampler_state: The state of its sampler that it stored, None if it stored none.
         heartbeat_seconds: The age of its last heartbeat, None without one.
         is_stopped: It was stopped by SIGSTOP.
     """
@@ -142,14 +143,14 @@ def check_database(state: str, condition: str, size_bytes: int | None, schema: i
     return CheckResult("database", "fail", f"{condition}{size}", remedy)
 
 
-def check_settings(mistakes: Sequence[str]) -> CheckResult:
+def check_settings(mistake_lines: Sequence[str]) -> CheckResult:
     """Check that the settings files of the home have no mistakes, by the first one of each."""
-    if not mistakes:
+    if not mistake_lines:
         return CheckResult(
             "settings", "pass", "no mistake in alerts, notify, gpus, record and targets.yaml as far as readable"
         )
     remedy = "correct it: until then what the file said before counts, or nothing"
-    return CheckResult("settings", "fail", "; ".join(mistakes), remedy)
+    return CheckResult("settings", "fail", "; ".join(mistake_lines), remedy)
 
 
 def check_messages(recipients: Sequence[tuple[str, str | None]] | str) -> CheckResult:
