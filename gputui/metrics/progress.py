@@ -155,7 +155,7 @@ class RunTracker:
             attempts = read_attempts(connection, self.run_id)
             name = self._roles.loss or LOSS
             loss = self._curves.curves(connection, attempts, ChartRequest((name,), bins=SPARK_POINTS))[name]
-            self._losses = at_equal_steps([(bucket.last_x, bucket.last) for bucket in loss.bins])
+            self._losses = at_equal_steps([(one_bin.last_x, one_bin.last) for one_bin in loss.bins])
         self._newest = queries.latest(connection, self.run_id)
         self.names = tuple(clean(name) for name in self._newest)
         lines = queries.ranks(connection, self.run_id, attempt)

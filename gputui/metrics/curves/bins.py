@@ -11,7 +11,8 @@ from gputui.metrics.curves.axis import AxisMap, interpolate
 from gputui.metrics.curves.lines import EPOCH, CurveLine
 from gputui.metrics.curves.model import AttemptCurve, ChartRequest, MetricCurve, Window
 from gputui.metrics.curves.names import is_set
-from gputui.metrics.draw.envelope import Bin, Buckets
+from gputui.metrics.draw.binned_series import BinnedSeries
+from gputui.metrics.draw.bins import Bin
 from gputui.store.metrics.envelopes import Entry
 from gputui.store.metrics.stored_lines import as_float
 
@@ -34,8 +35,8 @@ class CurveBuilder:
         self._start, self._end = request.window or (-math.inf, math.inf)
         self._cuts = cuts
         # By attempt; redone are those of steps that a later attempt did again.
-        self._kept: dict[int, Buckets] = {}
-        self._redone: dict[int, Buckets] = {}
+        self._kept: dict[int, BinnedSeries] = {}
+        self._redone: dict[int, BinnedSeries] = {}
         self._was_seen = False
         self._was_placed = False
         self._curve: MetricCurve | None = None
@@ -62,13 +63,13 @@ class CurveBuilder:
         if self._start <= x <= self._end:
             self.last_in_window = value
             is_redone = line.step >= self._cuts.get(line.attempt, math.inf)
-            self._changed_buckets(line.attempt, is_redone=is_redone).add(x, value)
+            self._changed_series(line.attempt, is_redone=is_redone).add(x, value)
 
     def add_entries(self, attempt: int, entries: Iterable[Entry], axis_map: AxisMap, *, is_redone: bool) -> None:
         """Add reduced lines."""
         place = axis_map.place
         isnan = math.isnan
-        buckets: Buckets | None = None
+        series: BinnedSeries | None = None
         for entry in entries:
             self._was_seen = True
             first_at = None if isnan(entry.first_at) else entry.first_at
@@ -80,8 +81,8 @@ class CurveBuilder:
             self._was_placed = True
             if end < self._start or start > self._end:
                 continue
-            buckets = buckets or self._changed_buckets(attempt, is_redone=is_redone)
-            buckets.add_bin(bin_of(entry, start, end))
+            series = series or self._changed_series(attempt, is_redone=is_redone)
+            series.add_bin(bin_of(entry, start, end))
 
     def curve(self, smoothing: float, newest: float | None, whole: CurveBuilder | None = None) -> MetricCurve:
         """The curve now; the same object as before if nothing changed. ``smoothing`` is as in
@@ -109,18 +110,18 @@ class CurveBuilder:
             return "no epoch is known yet"
         return "its lines tell no time"
 
-    def _bins(self, buckets: Buckets | None) -> Sequence[Bin]:
-        if buckets is None:
+    def _bins(self, series: BinnedSeries | None) -> Sequence[Bin]:
+        if series is None:
             return []
-        return buckets.bins(max(2, self._request.bins), self._start, self._end)
+        return series.bins(max(2, self._request.bins), self._start, self._end)
 
-    def _changed_buckets(self, attempt: int, *, is_redone: bool) -> Buckets:
+    def _changed_series(self, attempt: int, *, is_redone: bool) -> BinnedSeries:
         self._curve = None
         by_attempt = self._redone if is_redone else self._kept
-        buckets = by_attempt.get(attempt)
-        if buckets is None:
-            buckets = by_attempt[attempt] = new_buckets(self._request)
-        return buckets
+        series = by_attempt.get(attempt)
+        if series is None:
+            series = by_attempt[attempt] = new_series(self._request)
+        return series
 
 
 def bin_of(entry: Entry, start: float, end: float) -> Bin:
@@ -138,13 +139,13 @@ def bin_of(entry: Entry, start: float, end: float) -> Bin:
     return values
 
 
-def new_buckets(request: ChartRequest) -> Buckets:
-    """Empty buckets that are fine enough for the bins of a request."""
+def new_series(request: ChartRequest) -> BinnedSeries:
+    """An empty series whose bins are fine enough for the bins of a request."""
     bins = max(2, request.bins)
     narrowest = NARROWEST_DECADES if request.is_log else NARROWEST_BIN[request.axis]
     if request.window is None:
         # When the capacity is reached, pairs of bins merge, and the requested number is left.
-        return Buckets(narrowest, 2 * bins, is_log=request.is_log)
+        return BinnedSeries(narrowest, 2 * bins, is_log=request.is_log)
     start, end = request.window
     # A bin at each end lies across it. Reduced lines that reach beyond the ends need more room: they
     # must not make the bins in the window wider.
@@ -153,10 +154,10 @@ def new_buckets(request: ChartRequest) -> Buckets:
     if request.is_log:
         if end > start > 0:
             narrowest = max(narrowest, math.log10(end / start) / inner)
-        return Buckets(narrowest, capacity, is_log=True)
+        return BinnedSeries(narrowest, capacity, is_log=True)
     if end > start:
-        return Buckets((end - start) / inner, capacity)
-    return Buckets(narrowest, capacity)
+        return BinnedSeries((end - start) / inner, capacity)
+    return BinnedSeries(narrowest, capacity)
 
 
 class Average(NamedTuple):
@@ -231,15 +232,15 @@ def smooth_bins(bins: Iterable[Bin], weight: float, window: Window | None = None
     value = 0.0
     missing_weight = 1.0
     smoothed = []
-    for bucket in bins:
-        if bucket.first is None or bucket.last is None:
+    for one_bin in bins:
+        if one_bin.first is None or one_bin.last is None:
             continue
         missing_weight *= weight
         # The average of equal values is exactly that value. Halves, because a difference may overflow.
-        half_change = (1 - weight) / (1 - missing_weight) * ((bucket.first / 2 + bucket.last / 2) / 2 - value / 2)
+        half_change = (1 - weight) / (1 - missing_weight) * ((one_bin.first / 2 + one_bin.last / 2) / 2 - value / 2)
         value += half_change
         value += half_change
-        middle = bucket.first_x / 2 + bucket.last_x / 2
+        middle = one_bin.first_x / 2 + one_bin.last_x / 2
         smoothed.append(
             Bin(
                 middle,
@@ -248,20 +249,20 @@ def smooth_bins(bins: Iterable[Bin], weight: float, window: Window | None = None
                 high=value,
                 first=value,
                 last=value,
-                points=bucket.points,
-                gap_before=bucket.gap_before,
+                points=one_bin.points,
+                gap_before=one_bin.gap_before,
             )
         )
     if window is None or not smoothed:
         return smoothed
-    inside = [bucket for bucket in smoothed if window[0] < bucket.first_x < window[1]]
+    inside = [one_bin for one_bin in smoothed if window[0] < one_bin.first_x < window[1]]
     for x in window:
         if smoothed[0].first_x <= x <= smoothed[-1].first_x:
             value_there = average_at(smoothed, x)
             inside.append(Bin(x, x, value_there, high=value_there, first=value_there, last=value_there))
-    return sorted(inside, key=lambda bucket: bucket.first_x)
+    return sorted(inside, key=lambda one_bin: one_bin.first_x)
 
 
 def average_at(smooth: Sequence[Bin], x: float) -> float | None:
     """The value of a moving average at ``x``; None without one."""
-    return interpolate([(bucket.first_x, bucket.last) for bucket in smooth if bucket.last is not None], x)
+    return interpolate([(one_bin.first_x, one_bin.last) for one_bin in smooth if one_bin.last is not None], x)

@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from gputui.metrics.curves.axis import AxisMap, AxisTimeline, interpolate
 from gputui.metrics.curves.model import ChartRequest, HardwareCurve, HardwareField, Window
-from gputui.metrics.draw.envelope import Bin
+from gputui.metrics.draw.bins import Bin
 from gputui.store.attempts import Attempt
 from gputui.store.rollups import SampleSpan, SpanGrid, newest_sample, sample_at, sample_spans
 

@@ -13,7 +13,7 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
-from gputui.metrics.draw.envelope import Bin
+from gputui.metrics.draw.bins import Bin
 
 Axis = Literal["step", "time", "trained", "epoch"]
 """The quantity along x.

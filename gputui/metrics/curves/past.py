@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from gputui.metrics.curves.axis import AxisTimeline, interpolate
 from gputui.metrics.curves.bins import AttemptBins, Average, joined_curve
 from gputui.metrics.curves.model import AttemptCurve, ChartData, ChartMarker, HardwareCurve, MetricCurve, RankCurve
-from gputui.metrics.draw.envelope import Bin
+from gputui.metrics.draw.bins import Bin
 from gputui.store.attempts import Attempt, cuts_of, read_attempts
 from gputui.store.metrics import queries
 
@@ -46,7 +46,7 @@ def cut(data: ChartData, extent: RunExtent) -> ChartData:
     reached = _reached(data, extent)
     curves = {name: _cut_curve(data, curve, extent, reached) for name, curve in data.curves.items()}
     hardware = tuple(_cut_bins(curve, reached) for curve in data.hardware)
-    ends = [bucket.last_x for curve in curves.values() for bucket in (*curve.redone, *curve.bins)]
+    ends = [one_bin.last_x for curve in curves.values() for one_bin in (*curve.redone, *curve.bins)]
     if data.request.axis in ("time", "trained"):
         ends += [curve.bins[-1].last_x for curve in hardware if curve.bins]
     end = None
@@ -125,7 +125,7 @@ def _cut_attempts(
     numbers = {attempt.number for attempt in extent.attempts}
     bins_by_attempt = []
     for attempt in attempts:
-        bins = sorted(attempt.bins, key=lambda bucket: bucket.first_x)
+        bins = sorted(attempt.bins, key=lambda one_bin: one_bin.first_x)
         if attempt.attempt == extent.newest or is_timed:
             bins = _up_to(bins, reached)
         if not bins or attempt.attempt not in numbers:
@@ -135,8 +135,8 @@ def _cut_attempts(
         if cut_step < math.inf:
             cut_x = _x_of_step(data, attempt.attempt, cut_step)
         limit = math.inf if cut_x is None else cut_x
-        current = [bucket for bucket in bins if bucket.first_x < limit]
-        redone = [bucket for bucket in bins if bucket.first_x >= limit]
+        current = [one_bin for one_bin in bins if one_bin.first_x < limit]
+        redone = [one_bin for one_bin in bins if one_bin.first_x >= limit]
         bins_by_attempt.append(AttemptBins(attempt.attempt, current, redone))
     return bins_by_attempt
 
@@ -152,7 +152,7 @@ def _cut_bins(curve: C, reached: float) -> C:
 
 def _up_to(bins: Sequence[Bin], reached: float) -> list[Bin]:
     """The bins up to an x; one across it ends there."""
-    begun = [bucket for bucket in bins if bucket.first_x <= reached]
+    begun = [one_bin for one_bin in bins if one_bin.first_x <= reached]
     if begun and begun[-1].last_x > reached:
         last = begun[-1].copy()
         last.last_x = reached

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from gputui.metrics.curves.model import Axis, ChartData, HardwareCurve, MarkerKind, MetricCurve, RankCurve
 from gputui.metrics.draw.axes import AxisKind
-from gputui.metrics.draw.envelope import Bin
+from gputui.metrics.draw.bins import Bin
 from gputui.metrics.draw.parts import Chart, Marker, XAxis, YAxis
 from gputui.metrics.draw.parts import Curve as DrawnCurve
 
@@ -20,9 +20,9 @@ def value_at(bins: Sequence[Bin], position: float, reach: float = math.inf) -> f
     measured there, None without a bin within ``reach``."""
     if not bins:
         return None
-    place = bisect_left(bins, position, key=lambda bucket: bucket.last_x)
+    place = bisect_left(bins, position, key=lambda one_bin: one_bin.last_x)
     near = bins[max(0, place - 1) : place + 1]
-    nearest = min(near, key=lambda bucket: max(bucket.first_x - position, position - bucket.last_x, 0.0))
+    nearest = min(near, key=lambda one_bin: max(one_bin.first_x - position, position - one_bin.last_x, 0.0))
     at_start = abs(position - nearest.first_x) < abs(position - nearest.last_x)
     if min(abs(position - nearest.first_x), abs(position - nearest.last_x)) > reach:
         return None

@@ -12,7 +12,7 @@ from typing import Final, Literal
 from msgspec import Struct
 
 from gputui.core.units import short_number
-from gputui.metrics.draw.envelope import Bin
+from gputui.metrics.draw.bins import Bin
 
 _UNITS: Final = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 _STEPS: Final = (1.0, 2.0, 2.5, 5.0)
@@ -341,15 +341,15 @@ def value_scale(low: float | None, high: float | None, kind: AxisKind = "linear"
 
 def bounds(bins: Sequence[Bin]) -> tuple[float | None, float | None]:
     """Lowest and highest finite value of some bins."""
-    lows = [bucket.low for bucket in bins if bucket.low is not None]
-    highs = [bucket.high for bucket in bins if bucket.high is not None]
+    lows = [one_bin.low for one_bin in bins if one_bin.low is not None]
+    highs = [one_bin.high for one_bin in bins if one_bin.high is not None]
     return min(lows, default=None), max(highs, default=None)
 
 
 def x_bounds(bins: Iterable[Bin]) -> tuple[float, float]:
     """Ends of an x axis that holds these bins, the right one a round number that seldom changes as
     they grow."""
-    xs = [x for bucket in bins for x in (bucket.first_x, bucket.last_x)]
+    xs = [x for one_bin in bins for x in (one_bin.first_x, one_bin.last_x)]
     start = min(xs, default=0.0)
     end = max(xs, default=1.0)
     # A series that begins near zero, as seen from its end, is shown from zero.
@@ -362,8 +362,8 @@ def log_bounds(bins: Iterable[Bin]) -> tuple[float | None, float | None]:
     """Lowest and highest positive value of some bins; `None` twice where none is positive."""
     positive = [
         value
-        for bucket in bins
-        for value in (bucket.low, bucket.high, bucket.first, bucket.last)
+        for one_bin in bins
+        for value in (one_bin.low, one_bin.high, one_bin.first, one_bin.last)
         if value is not None and value > 0
     ]
     if positive:

@@ -140,7 +140,7 @@ def _end_labels(curves: Sequence[Curve], canvas: Canvas, scale: Scale, width: in
     a strong one stays."""
     ends: list[_End] = []
     for curve in sorted(curves, key=lambda curve: not curve.is_strong):
-        newest = next((bucket.last for bucket in reversed(curve.bins) if bucket.last is not None), None)
+        newest = next((one_bin.last for one_bin in reversed(curve.bins) if one_bin.last is not None), None)
         if newest is not None and curve.end and (row := canvas.row(newest, scale)) is not None:
             ends.append(_End(row, newest, curve))
     ends = sorted(ends[: canvas.rows], key=lambda end: (end.row, -end.value))
@@ -204,13 +204,13 @@ def _notes(chart: Chart, scale: Scale) -> Line:
     """What the legend says of values that the axis cannot hold."""
     bins = chart.bins
     notes: Line = []
-    non_finite = sum(bucket.non_finite for bucket in bins)
+    non_finite = sum(one_bin.non_finite for one_bin in bins)
     if non_finite:
         notes.append((f"{glyphs.NAN} {short_number(non_finite)} not finite", BAD_STYLE))
     if chart.y_axis.kind == "log":
         if bins and isinstance(scale, LinearScale):
             notes.append(("nothing above 0: linear", "dim"))
-        elif any(bucket.low is not None and bucket.low <= 0 for bucket in bins):
+        elif any(one_bin.low is not None and one_bin.low <= 0 for one_bin in bins):
             notes.append((f"{glyphs.BELOW} 0 or less, log", BAD_STYLE))
         else:
             notes.append(("log", "dim"))

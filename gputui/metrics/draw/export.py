@@ -10,7 +10,7 @@ from xml.sax.saxutils import escape, quoteattr
 
 from gputui.core.errors import ExplainedError
 from gputui.metrics.draw.axes import AxisKind, Scale, linear_ticks, log_ticks, round_outward, tick_labels, value_scale
-from gputui.metrics.draw.envelope import Bin
+from gputui.metrics.draw.bins import Bin
 from gputui.metrics.draw.parts import Chart, Curve
 from gputui.metrics.draw.picture import Label, Picture, picture
 
@@ -50,10 +50,10 @@ def csv_text(curves: Sequence[Curve]) -> str:
     table = csv.writer(text, lineterminator="\n")
     table.writerow(CSV_COLUMNS)
     for curve in curves:
-        for bucket in curve.bins:
-            ends = (repr(bucket.first_x), repr(bucket.last_x))
-            values = (bucket.first, bucket.last, bucket.low, bucket.high)
-            table.writerow((curve.label, *ends, *values, bucket.points, bucket.non_finite))
+        for one_bin in curve.bins:
+            ends = (repr(one_bin.first_x), repr(one_bin.last_x))
+            values = (one_bin.first, one_bin.last, one_bin.low, one_bin.high)
+            table.writerow((curve.label, *ends, *values, one_bin.points, one_bin.non_finite))
     return text.getvalue()
 
 
@@ -157,10 +157,10 @@ def plot_text(
         parts = [label]
         if len(series) > 1:
             parts.insert(0, sign)
-        left_out = sum(bucket.non_finite for bucket in bins)
+        left_out = sum(one_bin.non_finite for one_bin in bins)
         if log_y:
-            below = (bucket for bucket in bins if bucket.high is not None and bucket.high <= 0)
-            left_out += sum(bucket.points - bucket.non_finite for bucket in below)
+            below = (one_bin for one_bin in bins if one_bin.high is not None and one_bin.high <= 0)
+            left_out += sum(one_bin.points - one_bin.non_finite for one_bin in below)
         if left_out:
             parts.append(f"({left_out} left out)")
         heading.append(" ".join(filter(None, parts)))
@@ -179,13 +179,13 @@ def plot_text(
 
 def _path(bins: Iterable[Bin]) -> Iterable[tuple[float, float]]:
     """Points through the first, lowest, highest and last value of each bin."""
-    for bucket in bins:
-        if bucket.low is None or bucket.high is None or bucket.first is None or bucket.last is None:
+    for one_bin in bins:
+        if one_bin.low is None or one_bin.high is None or one_bin.first is None or one_bin.last is None:
             continue
-        yield bucket.first_x, bucket.first
-        if bucket.low != bucket.high:
-            middle = bucket.first_x / 2 + bucket.last_x / 2
-            yield from ((middle, bucket.low), (middle, bucket.high), (bucket.last_x, bucket.last))
+        yield one_bin.first_x, one_bin.first
+        if one_bin.low != one_bin.high:
+            middle = one_bin.first_x / 2 + one_bin.last_x / 2
+            yield from ((middle, one_bin.low), (middle, one_bin.high), (one_bin.last_x, one_bin.last))
 
 
 def _plotext(

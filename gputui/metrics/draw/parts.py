@@ -7,7 +7,7 @@ import msgspec
 from msgspec import Struct
 
 from gputui.metrics.draw.axes import AxisKind, LogScale, Scale
-from gputui.metrics.draw.envelope import Bin
+from gputui.metrics.draw.bins import Bin
 
 XKind = Literal["number", "count", "time"]
 """The quantity of an x axis: numbers, whole numbers, or seconds."""
@@ -109,4 +109,4 @@ class Chart(Struct, frozen=True):
     @property
     def bins(self) -> list[Bin]:
         """The bins of all curves."""
-        return [bucket for curve in self.curves for bucket in curve.bins]
+        return [one_bin for curve in self.curves for one_bin in curve.bins]

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from gputui.core.units import metric_value, short_number
 from gputui.metrics.draw.axes import LinearScale, Scale
-from gputui.metrics.draw.envelope import Bin
+from gputui.metrics.draw.bins import Bin
 from gputui.metrics.draw.parts import Chart, Curve
 from gputui.metrics.draw.value_axis import value_scale_of, value_ticks
 from gputui.metrics.draw.x_axis import x_scale_of, x_ticks
@@ -142,10 +142,12 @@ class _Sheet:
         if curve.is_shadow:
             colour = COLOURS["shadow"]
         for stretch in _stretches(curve.bins):
-            upper = self._points((x, bucket.high) for bucket in stretch for x in (bucket.first_x, bucket.last_x))
-            lower = self._points((x, bucket.low) for bucket in stretch for x in (bucket.first_x, bucket.last_x))
+            upper = self._points((x, one_bin.high) for one_bin in stretch for x in (one_bin.first_x, one_bin.last_x))
+            lower = self._points((x, one_bin.low) for one_bin in stretch for x in (one_bin.first_x, one_bin.last_x))
             line = self._points(
-                pair for bucket in stretch for pair in ((bucket.first_x, bucket.first), (bucket.last_x, bucket.last))
+                pair
+                for one_bin in stretch
+                for pair in ((one_bin.first_x, one_bin.first), (one_bin.last_x, one_bin.last))
             )
             if upper != lower and len(upper) == len(lower):
                 yield Path((*upper, *reversed(lower)), colour, is_area=True)
@@ -156,8 +158,8 @@ class _Sheet:
                     yield Path(points * 2, colour, _DOT_WIDTH)
                 else:
                     yield Path(points, colour)
-        for bucket in curve.bins:
-            if bucket.non_finite and (place := self._across(bucket.first_x)) is not None:
+        for one_bin in curve.bins:
+            if one_bin.non_finite and (place := self._across(one_bin.first_x)) is not None:
                 yield Path(((place, _TOP), (place, _TOP + 10)), COLOURS["bad"], 2.0)
 
     def _points(self, pairs: Iterable[tuple[float, float | None]]) -> list[Point]:
@@ -173,7 +175,7 @@ class _Sheet:
 
     def _legend(self) -> Iterator[Label]:
         right = float(self.width - _RIGHT)
-        non_finite = sum(bucket.non_finite for bucket in self.chart.bins)
+        non_finite = sum(one_bin.non_finite for one_bin in self.chart.bins)
         notes = []
         if non_finite:
             notes.append((f"{short_number(non_finite)} not finite", "bad"))
@@ -209,11 +211,11 @@ def _on(scale: Scale, value: float, start: float, end: float) -> float | None:
 def _stretches(bins: Sequence[Bin]) -> list[list[Bin]]:
     """The bins between gaps; what is not finite breaks a curve too."""
     stretches: list[list[Bin]] = [[]]
-    for bucket in bins:
-        if bucket.gap_before or bucket.low is None:
+    for one_bin in bins:
+        if one_bin.gap_before or one_bin.low is None:
             stretches.append([])
-        if bucket.low is not None:
-            stretches[-1].append(bucket)
+        if one_bin.low is not None:
+            stretches[-1].append(one_bin)
     return [stretch for stretch in stretches if stretch]
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from gputui.metrics.draw import glyphs
 from gputui.metrics.draw.axes import Scale
-from gputui.metrics.draw.envelope import Bin, without_noise
+from gputui.metrics.draw.bins import Bin, without_noise
 from gputui.metrics.draw.glyphs import DOTS_ACROSS, DOTS_DOWN
 from gputui.metrics.draw.parts import Span
 
@@ -147,18 +147,18 @@ class Canvas:
         bins = layer.curve.bins
         if not layer.curve.is_shadow:
             bins = without_noise(bins)
-        for bucket in bins:
-            column = self._dot_column(bucket.first_x / 2 + bucket.last_x / 2, x_scale)
+        for one_bin in bins:
+            column = self._dot_column(one_bin.first_x / 2 + one_bin.last_x / 2, x_scale)
             if column is None:
                 before = None
                 continue
             # A value beside NaN is not its neighbour.
-            is_bad = bool(bucket.nan or bucket.positive_infinite or bucket.negative_infinite)
+            is_bad = bool(one_bin.nan or one_bin.positive_infinite or one_bin.negative_infinite)
             if is_bad:
-                self._sign_non_finite(bucket, column)
-            if is_bad or bucket.gap_before:
+                self._sign_non_finite(one_bin, column)
+            if is_bad or one_bin.gap_before:
                 before = None
-            ends = self._spread(layer, bucket, column, y_scale)
+            ends = self._spread(layer, one_bin, column, y_scale)
             if ends is None:
                 continue
             first_row, last_row = ends
@@ -166,16 +166,16 @@ class Canvas:
                 layer.join(before[0], before[1], column, first_row)
             before = None if last_row is None or is_bad else (column, last_row)
 
-    def _spread(self, layer: Layer, bucket: Bin, column: int, y_scale: Scale) -> tuple[int | None, int | None] | None:
+    def _spread(self, layer: Layer, one_bin: Bin, column: int, y_scale: Scale) -> tuple[int | None, int | None] | None:
         """Draw a bin from its low to its high, or the sign of what the axis cannot hold. Returns
         the dot rows of its first and its last value, `None` where it cannot hold it; `None` without
         a finite value."""
-        if bucket.low is None or bucket.high is None or bucket.first is None or bucket.last is None:
+        if one_bin.low is None or one_bin.high is None or one_bin.first is None or one_bin.last is None:
             return None
-        low = y_scale.place(bucket.low)
+        low = y_scale.place(one_bin.low)
         if low is None:
             self._sign(column, self.rows - 1, glyphs.BELOW)
-        high = low if bucket.high == bucket.low else y_scale.place(bucket.high)
+        high = low if one_bin.high == one_bin.low else y_scale.place(one_bin.high)
         if high is None:
             return None, None
         top = self._dot_row(high)
@@ -183,10 +183,10 @@ class Canvas:
         if low is not None:
             bottom = self._dot_row(low)
         layer.stroke(column, top, bottom)
-        if bucket.high == bucket.low:
+        if one_bin.high == one_bin.low:
             return top, top
-        first = y_scale.place(bucket.first)
-        last = y_scale.place(bucket.last)
+        first = y_scale.place(one_bin.first)
+        last = y_scale.place(one_bin.last)
         first_row = None if first is None else self._dot_row(first)
         last_row = None if last is None else self._dot_row(last)
         return first_row, last_row
@@ -212,15 +212,15 @@ class Canvas:
         """Put a sign of a bad value into the cell of a dot column."""
         self._signs[column // DOTS_ACROSS, row] = (sign, BAD_STYLE)
 
-    def _sign_non_finite(self, bucket: Bin, column: int) -> None:
+    def _sign_non_finite(self, one_bin: Bin, column: int) -> None:
         """Put the signs of infinities at the top and bottom, that of NaN at the bottom or between
         infinities."""
-        if bucket.positive_infinite:
+        if one_bin.positive_infinite:
             self._sign(column, 0, glyphs.ABOVE)
-        if bucket.negative_infinite:
+        if one_bin.negative_infinite:
             self._sign(column, self.rows - 1, glyphs.BELOW)
-        if bucket.nan:
-            row = self.rows // 2 if bucket.positive_infinite or bucket.negative_infinite else self.rows - 1
+        if one_bin.nan:
+            row = self.rows // 2 if one_bin.positive_infinite or one_bin.negative_infinite else self.rows - 1
             self._sign(column, row, glyphs.NAN)
 
     # --- from dots to characters

@@ -18,7 +18,7 @@ from gputui.metrics.draw.axes import (
     tick_labels,
     value_scale,
 )
-from gputui.metrics.draw.envelope import Bin
+from gputui.metrics.draw.bins import Bin
 from gputui.metrics.draw.parts import YAxis
 from gputui.metrics.draw.raster import Canvas
 

@@ -11,7 +11,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gputui.metrics.draw.axes import AxisKind, round_outward, stable_end
-from gputui.metrics.draw.envelope import Bin
+from gputui.metrics.draw.bins import Bin
 
 ZOOM_FACTOR = 2.0
 PAN_SHARE = 0.25
@@ -151,9 +151,9 @@ def next_point(bins: Sequence[Bin], x: float, by: int, least: float) -> float:
     if not bins:
         return x
     if by > 0:
-        place = bisect.bisect_left(bins, x + by * least, key=lambda bucket: bucket.last_x)
+        place = bisect.bisect_left(bins, x + by * least, key=lambda one_bin: one_bin.last_x)
         return max(bins[min(place, len(bins) - 1)].last_x, x)
-    place = bisect.bisect_right(bins, x + by * least, key=lambda bucket: bucket.last_x) - 1
+    place = bisect.bisect_right(bins, x + by * least, key=lambda one_bin: one_bin.last_x) - 1
     if place >= 0:
         return min(bins[max(place, 0)].last_x, x)
     return bins[0].first_x

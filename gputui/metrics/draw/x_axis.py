@@ -20,7 +20,7 @@ from gputui.metrics.draw.axes import (
     whole_ticks,
     x_bounds,
 )
-from gputui.metrics.draw.envelope import Bin
+from gputui.metrics.draw.bins import Bin
 from gputui.metrics.draw.parts import Line, Marker, XAxis
 from gputui.metrics.draw.raster import CURSOR_STYLE, Canvas, spans
 
@@ -38,7 +38,7 @@ def x_scale_of(bins: Sequence[Bin], axis: XAxis) -> Scale:
         end = axis.end
     if axis.scale == "log" and end > 0:
         if start <= 0:
-            start = min((x for bucket in bins for x in (bucket.first_x, bucket.last_x) if x > 0), default=end)
+            start = min((x for one_bin in bins for x in (one_bin.first_x, one_bin.last_x) if x > 0), default=end)
         return value_scale(start, end, "log")
     if not end / 2 - start / 2 > 0:
         # A single place is drawn in the middle.

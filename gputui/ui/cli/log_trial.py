@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gputui.core import units
 from gputui.core.text import clean
-from gputui.metrics.draw.envelope import reduce
+from gputui.metrics.draw.bins import reduce
 from gputui.metrics.draw.export import plot_text
 from gputui.metrics.draw.glyphs import sparkline
 from gputui.metrics.formats import Reading, format_named

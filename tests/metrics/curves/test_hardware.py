@@ -51,14 +51,14 @@ def test_over_time(busy: CurvesHome) -> None:
     lines = by_name(curves)
     load = lines["utilization", "GPU-a"]
     assert (load.bins[0].first_x, load.bins[-1].last_x) == (0.0, 999.0)
-    assert sum(bucket.points for bucket in load.bins) == pytest.approx(1000, abs=2)
+    assert sum(one_bin.points for one_bin in load.bins) == pytest.approx(1000, abs=2)
     assert len(load.bins) <= 2 * REQUEST.bins
-    for bucket in load.bins:
-        assert bucket.low is not None and bucket.high is not None
-        assert bucket.low == pytest.approx(bucket.first_x / 10) and bucket.high == pytest.approx(bucket.last_x / 10)
+    for one_bin in load.bins:
+        assert one_bin.low is not None and one_bin.high is not None
+        assert one_bin.low == pytest.approx(one_bin.first_x / 10) and one_bin.high == pytest.approx(one_bin.last_x / 10)
     # Before second 500 the power was not known.
     assert lines["power", "GPU-b"].bins[0].first_x >= 498 and lines["power", "GPU-b"].last == 302.0
-    assert {bucket.last for bucket in lines["host_cpu", None].bins} == {25.0}
+    assert {one_bin.last for one_bin in lines["host_cpu", None].bins} == {25.0}
 
 
 def test_over_other_axes(busy: CurvesHome) -> None:
@@ -80,7 +80,7 @@ def test_over_other_axes(busy: CurvesHome) -> None:
 
 def test_a_window(busy: CurvesHome) -> None:
     load = by_name(busy.ask(replace(REQUEST, window=(100.0, 120.0), bins=100)).hardware)["utilization", "GPU-a"]
-    assert [bucket.last for bucket in load.bins] == pytest.approx([second / 10 for second in range(100, 121)])
+    assert [one_bin.last for one_bin in load.bins] == pytest.approx([second / 10 for second in range(100, 121)])
     by_step = by_name(busy.ask(replace(REQUEST, axis="step", window=(100.0, 120.0), bins=100)).hardware)
     assert by_step["utilization", "GPU-a"].bins[0].low == pytest.approx(15.0, abs=0.2)
 
@@ -109,11 +109,11 @@ def test_steps_that_were_done_again_show_the_newest_attempt(busy: CurvesHome) ->
     busy.steps_at(500, 700, 1250.0)
     lines = by_name(busy.ask(replace(REQUEST, axis="step")).hardware)
     assert lines["utilization", "GPU-a"].bins[-1].last_x <= 500
-    again = [bucket for bucket in lines["utilization", "GPU-b"].bins if bucket.first_x >= 510]
-    assert again and all(bucket.low is not None and bucket.low > 120 for bucket in again)
+    again = [one_bin for one_bin in lines["utilization", "GPU-b"].bins if one_bin.first_x >= 510]
+    assert again and all(one_bin.low is not None and one_bin.low > 120 for one_bin in again)
     over_time = by_name(busy.ask(REQUEST).hardware)
     # Nobody trained from five seconds before the second attempt on; the GPU that it left tells nothing any more.
     assert over_time["utilization", "GPU-a"].bins[-1].last_x <= 1195
-    assert [bucket.gap_before for bucket in over_time["utilization", "GPU-b"].bins if bucket.first_x >= 1190].count(
+    assert [one_bin.gap_before for one_bin in over_time["utilization", "GPU-b"].bins if one_bin.first_x >= 1190].count(
         True
     ) == 1

@@ -13,7 +13,7 @@ from gputui.metrics.curves import live_curves
 from gputui.metrics.curves.bins import average_at
 from gputui.metrics.curves.live_curves import RunCurves
 from gputui.metrics.curves.model import Axis, ChartRequest, MetricCurve
-from gputui.metrics.draw.envelope import Bin
+from gputui.metrics.draw.bins import Bin
 
 from .conftest import BEGAN_AT, RUN, CurvesHome
 
@@ -22,11 +22,11 @@ LOSS = ChartRequest(("loss",))
 
 def summary(bins: Sequence[Bin]) -> tuple[object, ...]:
     """Sum up the values of bins, however they are cut."""
-    lows = [bucket.low for bucket in bins if bucket.low is not None]
-    highs = [bucket.high for bucket in bins if bucket.high is not None]
+    lows = [one_bin.low for one_bin in bins if one_bin.low is not None]
+    highs = [one_bin.high for one_bin in bins if one_bin.high is not None]
     return (
-        sum(bucket.points for bucket in bins),
-        sum(bucket.nan for bucket in bins),
+        sum(one_bin.points for one_bin in bins),
+        sum(one_bin.nan for one_bin in bins),
         min(lows, default=None),
         max(highs, default=None),
         bins[0].first_x if lows else None,
@@ -112,7 +112,7 @@ def test_steps_that_were_done_again(home: CurvesHome) -> None:
     first, second = curve.attempts
     assert summary(first.bins) == (5000, 0, 0.0, 4999.0, 0.0, 4999.0)
     assert summary(second.bins)[:4] == (1000, 0, -1.0, -1.0)
-    assert next(bucket.gap_before for bucket in curve.bins if bucket.low == -1.0)
+    assert next(one_bin.gap_before for one_bin in curve.bins if one_bin.low == -1.0)
     over_time = loss(home, replace(LOSS, axis="time", bins=100))
     assert over_time.redone == () and summary(over_time.bins)[0] == 6000
     trained = loss(home, replace(LOSS, axis="trained", bins=100))
@@ -176,9 +176,9 @@ def test_epochs(home: CurvesHome, whole: bool) -> None:
     data = home.ask(request)
     curve = data.curves["loss"]
     assert data.frame.end == pytest.approx(4.0, abs=0.05)
-    for bucket in curve.bins:
-        assert bucket.first is not None
-        assert bucket.first_x == pytest.approx(bucket.first / 1000, abs=0.07)
+    for one_bin in curve.bins:
+        assert one_bin.first is not None
+        assert one_bin.first_x == pytest.approx(one_bin.first / 1000, abs=0.07)
     narrow = home.ask(replace(request, window=(2.0, 2.5))).curves["loss"]
     assert summary(narrow.bins)[2] == pytest.approx(2000, abs=70) and summary(narrow.bins)[3] == pytest.approx(
         2500, abs=70
@@ -221,13 +221,13 @@ def test_a_logarithmic_axis_shows_the_beginning_of_a_long_run(home: CurvesHome) 
     home.steps_at(0, 60_000, 0.0)
     curve = loss(home, replace(LOSS, bins=200, is_log=True))
     assert len(curve.bins) <= 200
-    early = [bucket for bucket in curve.bins if bucket.last_x < 20]
-    assert [bucket.first_x for bucket in early[:6]] == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]  # 0 has no place on it
-    assert sum(bucket.points for bucket in curve.bins) == 59_999
+    early = [one_bin for one_bin in curve.bins if one_bin.last_x < 20]
+    assert [one_bin.first_x for one_bin in early[:6]] == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]  # 0 has no place on it
+    assert sum(one_bin.points for one_bin in curve.bins) == 59_999
     # Behind it a bin is about as long, seen along the axis, as any other.
-    assert all(bucket.last_x / bucket.first_x < 1.25 for bucket in curve.bins if bucket.first_x > 100)
+    assert all(one_bin.last_x / one_bin.first_x < 1.25 for one_bin in curve.bins if one_bin.first_x > 100)
     linear = loss(home, replace(LOSS, bins=200))
-    assert sum(bucket.last_x < 200 for bucket in linear.bins) < 3
+    assert sum(one_bin.last_x < 200 for one_bin in linear.bins) < 3
 
 
 def test_values_of_different_events_are_different_metrics(home: CurvesHome) -> None:

@@ -8,22 +8,22 @@ import pytest
 
 from gputui.metrics.curves.bins import average_at, smooth_bins
 from gputui.metrics.curves.names import filter_names, is_set
-from gputui.metrics.draw.envelope import reduce
+from gputui.metrics.draw.bins import reduce
 
 NAMES = ("loss", "val/loss", "val/acc", "lr", "grad_norm", "Layer.0.norm")
 
 
 def test_a_constant_stays_what_it_is_from_the_first_bin_on() -> None:
     smoothed = smooth_bins(reduce([(float(x), 7.0) for x in range(100)], 100), 0.99)
-    assert [bucket.last for bucket in smoothed] == pytest.approx([7.0] * 100)
+    assert [one_bin.last for one_bin in smoothed] == pytest.approx([7.0] * 100)
     exact = smooth_bins(reduce([(float(x), 0.3) for x in range(100)], 100), 0.6)
-    assert {bucket.last for bucket in exact} == {0.3}, "no digits of rounding are shown"
+    assert {one_bin.last for one_bin in exact} == {0.3}, "no digits of rounding are shown"
 
 
 def test_nothing_that_is_not_finite_moves_it() -> None:
     bins = reduce([(0.0, 1.0), (1.0, math.nan), (2.0, math.inf), (3.0, 1.0)], 100)
     smoothed = smooth_bins(bins, 0.9)
-    assert [(bucket.first_x, bucket.last) for bucket in smoothed] == [(0.0, 1.0), (3.0, pytest.approx(1.0))]
+    assert [(one_bin.first_x, one_bin.last) for one_bin in smoothed] == [(0.0, 1.0), (3.0, pytest.approx(1.0))]
 
 
 def test_a_window_shows_a_piece_of_the_average_of_the_whole_run() -> None:

@@ -50,7 +50,7 @@ def test_what_was_redone_later_had_not_been_then(resumed: CurvesHome) -> None:
     before = cut(whole, extent_of(resumed, BEGAN_AT + 1500, 999)).curves["loss"]
     assert before.redone == () and before.bins[-1].last_x == 999.0
     during = cut(whole, extent_of(resumed, BEGAN_AT + 2100.5, 900)).curves["loss"]
-    assert min(bucket.first_x for bucket in during.redone) == 800.0
-    assert max(bucket.last_x for bucket in during.redone) == 999.0
+    assert min(one_bin.first_x for one_bin in during.redone) == 800.0
+    assert max(one_bin.last_x for one_bin in during.redone) == 999.0
     assert during.bins[-1].last_x == 900.0
-    assert any(bucket.gap_before for bucket in during.bins[1:])
+    assert any(one_bin.gap_before for one_bin in during.bins[1:])

@@ -6,7 +6,7 @@ import math
 
 from gputui.metrics.curves.model import ChartData, ChartRequest
 from gputui.metrics.curves.plot import drawing, value_at
-from gputui.metrics.draw.envelope import reduce
+from gputui.metrics.draw.bins import reduce
 from gputui.metrics.draw.export import csv_text, export
 
 from .conftest import BEGAN_AT, CurvesHome

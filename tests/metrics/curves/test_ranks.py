@@ -34,8 +34,8 @@ def test_each_rank_has_its_own_curve(home: CurvesHome) -> None:
     data = times(home)
     assert [curve.rank for curve in data.curves] == [0, 1, 2] and not data.is_sampled
     assert [curve.last for curve in data.curves] == [1.0, 1.0, 2.0]
-    assert all(sum(bucket.points for bucket in curve.bins) == 700 for curve in data.curves)
-    assert {bucket.high for bucket in data.curves[2].bins} == {2.0}
+    assert all(sum(one_bin.points for one_bin in curve.bins) == 700 for curve in data.curves)
+    assert {one_bin.high for one_bin in data.curves[2].bins} == {2.0}
 
 
 def test_steps_that_were_done_again_are_those_of_the_newest_attempt(home: CurvesHome) -> None:
@@ -44,8 +44,8 @@ def test_steps_that_were_done_again_are_those_of_the_newest_attempt(home: Curves
     home.begin_at(2, 200, first_step=50)
     home.write(*lines(50, 80, at=200.0))
     curve = times(home).curves[0]
-    assert sum(bucket.points for bucket in curve.bins) == 80
-    assert {bucket.high for bucket in curve.bins if bucket.first_x >= 50} == {1.0}
-    assert [bucket.first_x for bucket in curve.bins if bucket.gap_before] == [50.0]
+    assert sum(one_bin.points for one_bin in curve.bins) == 80
+    assert {one_bin.high for one_bin in curve.bins if one_bin.first_x >= 50} == {1.0}
+    assert [one_bin.first_x for one_bin in curve.bins if one_bin.gap_before] == [50.0]
     over_time = times(home, ChartRequest(ranked=("step_time",), axis="time")).curves[0]
-    assert sum(bucket.points for bucket in over_time.bins) == 130
+    assert sum(one_bin.points for one_bin in over_time.bins) == 130

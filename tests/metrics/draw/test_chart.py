@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gputui.core.text import cell_width
+from gputui.metrics.draw.bins import Bin, reduce
 from gputui.metrics.draw.chart import Gutters, draw_chart
-from gputui.metrics.draw.envelope import Bin, reduce
 from gputui.metrics.draw.glyphs import VALUE_TICK, bar, sparkline
 from gputui.metrics.draw.parts import Chart, Curve, Line, Marker, XAxis, YAxis
 

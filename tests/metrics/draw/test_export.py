@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gputui.metrics.draw.envelope import reduce
+from gputui.metrics.draw.bins import reduce
 from gputui.metrics.draw.export import (
     CSV_COLUMNS,
     ChartExportError,
@@ -35,7 +35,7 @@ DRAWING = Chart(
 def test_csv_holds_every_bin_exactly_and_leaves_empty_what_is_unknown() -> None:
     rows = list(csv.reader(io.StringIO(csv_text(DRAWING.curves))))
     assert tuple(rows[0]) == CSV_COLUMNS
-    assert [float(row[6]) for row in rows[1:]] == [bucket.high for bucket in DRAWING.curves[0].bins]
+    assert [float(row[6]) for row in rows[1:]] == [one_bin.high for one_bin in DRAWING.curves[0].bins]
     assert sum(int(row[7]) for row in rows[1:]) == len(POINTS)
     unknown = csv_text([Curve(reduce([(1.0, math.nan)], 9), label="a,b")])
     assert unknown.splitlines()[1] == '"a,b",1.0,1.0,,,,,1,1'

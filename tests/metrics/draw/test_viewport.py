@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gputui.metrics.draw.envelope import Bin
+from gputui.metrics.draw.bins import Bin
 from gputui.metrics.draw.viewport import Extent, Viewport, next_point
 
 RUN = Extent(0.0, 9440.0)

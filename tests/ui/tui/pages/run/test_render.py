@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from gputui.core.config import Workspace
 from gputui.metrics.curves.model import ChartData, ChartMarker, ChartRequest, Frame, HardwareCurve, MetricCurve
-from gputui.metrics.draw.envelope import Bin
+from gputui.metrics.draw.bins import Bin
 from gputui.metrics.draw.parts import Line
 from gputui.metrics.progress import RankRow, rank_rows
 from gputui.store.database import open_reader

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gputui.metrics.draw.envelope import Bin, Buckets, reduce
+from gputui.metrics.draw.binned_series import BinnedSeries
+from gputui.metrics.draw.bins import Bin, reduce
 
 VALUES = st.floats()
 XS = st.one_of(st.floats(-1e9, 1e9), st.integers(-1000, 1000).map(float), st.sampled_from([1e300, -1e300, math.nan]))
@@ -17,21 +18,21 @@ def finite(points: list[tuple[float, float]]) -> list[float]:
     return [v for x, v in points if math.isfinite(x) and math.isfinite(v)]
 
 
-def extend(buckets: Buckets, points: Iterable[tuple[float, float]]) -> None:
+def extend(series: BinnedSeries, points: Iterable[tuple[float, float]]) -> None:
     for x, value in points:
-        buckets.add(x, value)
+        series.add(x, value)
 
 
 def check_totals(points: list[tuple[float, float]], bins: list[Bin]) -> None:
     placed = [v for x, v in points if math.isfinite(x)]
-    assert sum(bucket.points for bucket in bins) == len(placed)
-    assert sum(bucket.non_finite for bucket in bins) == sum(not math.isfinite(v) for v in placed)
-    lows = [bucket.low for bucket in bins if bucket.low is not None]
-    highs = [bucket.high for bucket in bins if bucket.high is not None]
+    assert sum(one_bin.points for one_bin in bins) == len(placed)
+    assert sum(one_bin.non_finite for one_bin in bins) == sum(not math.isfinite(v) for v in placed)
+    lows = [one_bin.low for one_bin in bins if one_bin.low is not None]
+    highs = [one_bin.high for one_bin in bins if one_bin.high is not None]
     values = finite(points)
     assert (min(lows, default=None), max(highs, default=None)) == (min(values, default=None), max(values, default=None))
-    for bucket in bins:
-        assert (bucket.low is None) == (bucket.points == bucket.non_finite)
+    for one_bin in bins:
+        assert (one_bin.low is None) == (one_bin.points == one_bin.non_finite)
 
 
 @given(POINTS, st.integers(1, 50))
@@ -42,31 +43,31 @@ def test_reduce_keeps_extremes_and_counts(points: list[tuple[float, float]], lim
 
 
 @given(POINTS, st.integers(2, 50), st.integers(2, 20), st.sampled_from([1e-3, 1.0, 60.0]))
-def test_buckets_keep_extremes_and_counts(
+def test_binned_series_keep_extremes_and_counts(
     points: list[tuple[float, float]], limit: int, capacity: int, resolution: float
 ) -> None:
-    buckets = Buckets(resolution, capacity)
-    extend(buckets, points)
-    bins = buckets.bins(limit)
+    series = BinnedSeries(resolution, capacity)
+    extend(series, points)
+    bins = series.bins(limit)
     assert len(bins) <= min(limit, capacity)
     check_totals(points, bins)
 
 
 def test_a_range_holds_what_lies_in_it() -> None:
-    buckets = Buckets()
-    extend(buckets, ((float(x), float(x)) for x in range(1000)))
-    bins = buckets.bins(100, 100.0, 199.0)
+    series = BinnedSeries()
+    extend(series, ((float(x), float(x)) for x in range(1000)))
+    bins = series.bins(100, 100.0, 199.0)
     assert (bins[0].low, bins[-1].high) == (100.0, 199.0)
-    assert buckets.bins(100, 2000.0) == []
-    assert buckets.bins(100, 5.0, 4.0) == []
-    assert buckets.bins(1) == []
+    assert series.bins(100, 2000.0) == []
+    assert series.bins(100, 5.0, 4.0) == []
+    assert series.bins(1) == []
 
 
 def test_a_run_that_steps_back_shows_both_passes() -> None:
-    buckets = Buckets()
-    extend(buckets, ((float(x), 1.0) for x in range(100)))
-    extend(buckets, ((float(x), 9.0) for x in range(50, 80)))
-    (middle,) = buckets.bins(2, 60.0, 60.0)
+    series = BinnedSeries()
+    extend(series, ((float(x), 1.0) for x in range(100)))
+    extend(series, ((float(x), 9.0) for x in range(50, 80)))
+    (middle,) = series.bins(2, 60.0, 60.0)
     assert (middle.low, middle.high, middle.last) == (1.0, 9.0, 9.0)
 
 
@@ -79,26 +80,26 @@ def test_what_was_reduced_elsewhere_says_what_its_points_say(
     points: list[tuple[float, float]], size: int, capacity: int
 ) -> None:
     points = sorted(points, key=lambda point: point[0])
-    plain = Buckets(1.0, capacity)
-    merged = Buckets(1.0, capacity)
+    plain = BinnedSeries(1.0, capacity)
+    merged = BinnedSeries(1.0, capacity)
     extend(plain, points)
     for begin in range(0, len(points), size):
         (entry,) = reduce(points[begin : begin + size], 1)
         merged.add_bin(entry)
-    for buckets in (plain, merged):
-        bins = buckets.bins(1 << 20)
+    for series in (plain, merged):
+        bins = series.bins(1 << 20)
         assert len(bins) <= capacity
         check_totals(points, bins)
-        assert [bucket.first_x for bucket in bins] == sorted(bucket.first_x for bucket in bins)
+        assert [one_bin.first_x for one_bin in bins] == sorted(one_bin.first_x for one_bin in bins)
 
 
 def test_logarithmic_bins_are_fine_where_x_is_small() -> None:
-    buckets = Buckets(1e-4, 64, is_log=True)
-    extend(buckets, ((float(x), float(x)) for x in range(-5, 100_001)))
-    bins = buckets.bins(40)
+    series = BinnedSeries(1e-4, 64, is_log=True)
+    extend(series, ((float(x), float(x)) for x in range(-5, 100_001)))
+    bins = series.bins(40)
     assert len(bins) <= 40
-    assert sum(bucket.points for bucket in bins) == 100_000
-    assert [bucket.points for bucket in bins[:2]] == [1, 1] and bins[0].first_x == 1.0
-    ratios = [bucket.last_x / bucket.first_x for bucket in bins[8:-1]]
+    assert sum(one_bin.points for one_bin in bins) == 100_000
+    assert [one_bin.points for one_bin in bins[:2]] == [1, 1] and bins[0].first_x == 1.0
+    ratios = [one_bin.last_x / one_bin.first_x for one_bin in bins[8:-1]]
     assert max(ratios) < 2.0
-    assert buckets.bins(40, 50.0, 500.0)[0].first_x <= 50.0
+    assert series.bins(40, 50.0, 500.0)[0].first_x <= 50.0
