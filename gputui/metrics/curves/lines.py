@@ -64,14 +64,26 @@ class StoredLines(Struct, frozen=True):
             yield LineRange(source_id, ends.get(source_id, START), end)
 
 
-def read_ends(connection: sqlite3.Connection, run_id: str) -> tuple[dict[int, FilePosition], int]:
-    """Read the end of each source of a run, and the number of its lines. Raises sqlite3.Error."""
+class RunEnds(NamedTuple):
+    """How far a run has written.
+
+    Attributes:
+        positions: the end of the last line of each source.
+        line_count: the number of lines of all ranks.
+    """
+
+    positions: Mapping[int, FilePosition]
+    line_count: int
+
+
+def read_ends(connection: sqlite3.Connection, run_id: str) -> RunEnds:
+    """Read how far a run has written. Raises sqlite3.Error."""
     rows = connection.execute(
         "SELECT source_id, generation, byte_offset, line_count FROM metric_sources WHERE run_id = ? ORDER BY source_id",
         (run_id,),
     ).fetchall()
-    ends = {source_id: (generation, byte_offset) for source_id, generation, byte_offset, _ in rows}
-    return ends, sum(line_count for *_, line_count in rows)
+    positions = {source_id: (generation, byte_offset) for source_id, generation, byte_offset, _ in rows}
+    return RunEnds(positions, sum(line_count for *_, line_count in rows))
 
 
 def read_stored_lines(connection: sqlite3.Connection, run_id: str) -> StoredLines:

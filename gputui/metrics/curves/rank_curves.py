@@ -33,7 +33,7 @@ class RankReader:
     def __init__(self, run_id: str) -> None:
         self._run_id = run_id
         self._asked: tuple[object, ...] | None = None
-        self._until: dict[int, FilePosition] = {}
+        self._until: Mapping[int, FilePosition] = {}
         self._followed: dict[tuple[str, int], CurveBuilder] = {}
         self._is_sampled = False
 
@@ -51,7 +51,7 @@ class RankReader:
         """The curves of all ranks for each metric. ``names`` maps requested names to those in the
         store. Steps that a later attempt did again are left out. Raises sqlite3.Error."""
         settings = (tuple(names.items()), request.axis, request.window, request.bins, request.is_log)
-        ends = read_ends(connection, self._run_id)[0]
+        ends = read_ends(connection, self._run_id).positions
         limit = -1
         if settings != self._asked or ends.keys() != self._until.keys():
             self._followed = {}
