@@ -177,8 +177,8 @@ class RunCurves:
         windows = {request.window}
         if request.smoothing > 0:
             windows.add(None)
-        shown = {(name, window) for window in windows for name in names}
-        self._followed = {key: builder for key, builder in self._followed.items() if key in shown}
+        open_keys = {(name, window) for window in windows for name in names}
+        self._followed = {key: builder for key, builder in self._followed.items() if key in open_keys}
         for window in windows:
             new = [name for name in names if (name, window) not in self._followed]
             if not new:
