@@ -32,7 +32,7 @@ SHOWN_POINTS = 10
 
 
 def resolve_study(
-    spec: StudySpec, profile: Profile, situation: GpuSituation | None, usual_seconds: float | None
+    spec: StudySpec, profile: Profile, situation: GpuSituation | None, run_seconds: float | None
 ) -> tuple[StudySpec, RunSpec]:
     """Resolve a study for the machine that runs it.
 
@@ -40,7 +40,7 @@ def resolve_study(
         spec: the study as its file has it.
         profile: the profile of its runs.
         situation: the GPUs of this machine; None if unknown.
-        usual_seconds: the usual duration of a run; None if unknown.
+        run_seconds: the usual duration of a run; None if unknown.
 
     Returns:
         The study with the GPUs of a trial, and the specification of its runs.
@@ -69,7 +69,7 @@ def resolve_study(
     count = len(base.gpus.uuids) or base.gpus.count
     per_gpu = int(1 / base.gpus.share)
     spec = replace(spec, gpus_per_trial=count, trials_per_gpu=max(spec.trials_per_gpu, per_gpu))
-    if problems := impossible_budget(spec, usual_seconds):
+    if problems := impossible_budget(spec, run_seconds):
         raise ResolveError(problems, is_refusal=True)
     return spec, base
 

@@ -250,10 +250,10 @@ def donor_checkpoint(
     run = get_run(connection, run_id)
     if run is None:
         return None, "its run was removed"
-    rows = [row for row in checkpoints.of_run(connection, run_id) if row.is_written]
+    written = [row for row in checkpoints.of_run(connection, run_id) if row.is_written]
     if most_steps is not None:
-        rows = [row for row in rows if (steps := _steps_before(row)) is not None and steps <= most_steps]
-    choice = choose(rows, spans_of(run, read_attempts(connection, run_id), now), 1)
+        written = [row for row in written if (steps := _steps_before(row)) is not None and steps <= most_steps]
+    choice = choose(written, spans_of(run, read_attempts(connection, run_id), now), 1)
     if not choice.usable:
         return None, passed_over(choice.refused) or choice.unreadable or choice.doubted or ""
     best = choice.usable[0]

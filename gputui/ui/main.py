@@ -80,9 +80,9 @@ class VerbGroup(click.Group):
         if name not in VERBS:
             return None
         module, _, attribute = VERBS[name][0].partition(":")
-        command = getattr(importlib.import_module(f"gputui.ui.cli.{module}"), attribute or "command")
-        assert isinstance(command, click.Command)
-        return command
+        subcommand = getattr(importlib.import_module(f"gputui.ui.cli.{module}"), attribute or "command")
+        assert isinstance(subcommand, click.Command)
+        return subcommand
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

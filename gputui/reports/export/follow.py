@@ -117,13 +117,16 @@ class Follower:
     """One live export.
 
     Attributes:
-        target: Absolute.
-        metrics: Names, empty for all.
-        environment: A tracker's settings.
-        is_sink: The run's profile asks for it.
-        wall, cpu, clock: UTC unix seconds, the processor time of this thread, and monotonic seconds.
-        wait: Waits for so many seconds.
-        on_write: Called with the time of each write.
+        name: the format that is written.
+        target: an absolute path or the URL of a tracker.
+        metrics: the metrics to export; none for all.
+        environment: the settings of a tracker.
+        is_sink: whether the run's profile asks for the export.
+        wall: returns the time, UTC unix seconds.
+        cpu: returns the processor time of this thread.
+        clock: returns monotonic seconds.
+        wait: waits for so many seconds.
+        on_write: is called with the time of each write.
     """
 
     workspace: Workspace

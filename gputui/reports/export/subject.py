@@ -22,12 +22,12 @@ class Subject(Struct, frozen=True):
     """The exported run.
 
     Attributes:
-        connection: Reads the store.
-        params: Those of the launch, without secrets.
-        requested_metrics: Empty if all are requested.
-        key: Unique to this run and target, and constant.
-        study_created_at: Of a trial, the creation of its study.
-        environment: A tracker's settings.
+        connection: a connection that reads the store.
+        params: the parameters of the launch, without secrets.
+        requested_metrics: the metrics to export; none for all.
+        key: unique to this run and target, and constant.
+        study_created_at: when the study of a trial was created, UTC unix seconds; None for other runs.
+        environment: the settings of a tracker.
     """
 
     connection: sqlite3.Connection

@@ -25,11 +25,11 @@ SIGNIFICANT_DIGITS = 9
 
 
 class Spread(Struct, frozen=True):
-    """The distribution of values.
+    """The distribution of values; percentiles by nearest rank.
 
     Attributes:
-        p05, p50, p95, p99: Percentiles by nearest rank.
-        count: How many values there are.
+        p05: the 5th percentile; ``p50``, ``p95`` and ``p99`` alike.
+        count: how many values there are.
     """
 
     mean: float
@@ -96,12 +96,16 @@ class Measured(Struct, frozen=True):
     but not for losses.
 
     Attributes:
-        mfu: The share of the GPUs' arithmetic that the model uses.
-        data_share, comm_share: Of the step time, averaged over ranks.
-        peak_memory_bytes: The largest of any rank.
-        gradients_not_finite: How many gradient norms were not.
-        scales_loss: The training scales its loss, as mixed precision does: such gradients are skipped.
-        best: The best value of each metric.
+        mfu: the share of the GPUs' arithmetic that the model uses.
+        data_share: the share of the step time spent in waiting for data, averaged over ranks.
+        comm_share: the share of the step time spent in collectives, averaged over ranks.
+        peak_memory_bytes: the most memory that any rank used.
+        gradient_norm: the distribution of the finite gradient norms.
+        gradients_not_finite: how many gradient norms were not finite.
+        scales_loss: whether the training scales its loss, as mixed precision does: such gradients are skipped.
+        epochs: the mean training loss of each epoch.
+        rate: how well the learning rate keeps its schedule; None without a known schedule.
+        best: the best value of each metric.
     """
 
     step_seconds: Spread | None = None

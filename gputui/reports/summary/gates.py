@@ -23,13 +23,17 @@ LOSS_FLOOR = 0.1
 """Differences of losses are relative to the loss, but to at least this share of the first epoch's
 loss: noise can double the loss of a converged model."""
 
+LEAST_BASE = 1e-12
+"""What differences are relative to where a loss is 0, as that of a test's model may be."""
+
 
 class GateVerdict(Struct, frozen=True):
     """The verdict of a gate.
 
     Attributes:
-        figure: Compared with ``threshold``, both in ``unit``; None if unknown, infinite if it always fails.
-        text: A sentence.
+        figure: what was measured, in ``unit``; None if unknown, infinite if it always fails.
+        threshold: the limit of the figure, in ``unit``.
+        text: a sentence.
     """
 
     gate: str
@@ -41,8 +45,13 @@ class GateVerdict(Struct, frozen=True):
 
 
 class Gate(Struct, frozen=True):
-    """A gate. Its threshold is the largest figure that passes, or the smallest if ``is_least``.
-    ``judge`` gets the run and its scaling efficiency."""
+    """A gate.
+
+    Attributes:
+        threshold: the largest figure that passes, or the smallest if ``is_least``.
+        judge: returns the figure; gets the run and its parallel efficiency.
+        is_least: whether larger figures are better.
+    """
 
     name: str
     threshold: float
@@ -50,22 +59,27 @@ class Gate(Struct, frozen=True):
     judge: Callable[[RunFacts, float | None], Judged]
     is_least: bool = False
 
+    def passes(self, figure: float, threshold: float) -> bool:
+        if self.is_least:
+            return figure >= threshold
+        return figure <= threshold
+
 
 def _loss(run: RunFacts, _efficiency: float | None) -> Judged:
     epochs = run.measured.epochs
     if len(epochs) < 2:
         return None, "fewer than two epochs of losses"
-    floor = max(LOSS_FLOOR * abs(epochs[0].loss), 1e-12)
+    floor = max(LOSS_FLOOR * abs(epochs[0].loss), LEAST_BASE)
     rises = []
     for before, after in itertools.pairwise(epochs):
         rise = 100.0 * (after.loss - before.loss) / max(abs(before.loss), floor)
         if not math.isfinite(rise):
-            text = f"the loss of epoch {after.epoch} or of the one before it is not a number"
-            return math.inf, text
-        rises.append((rise, -after.epoch))
-    worst, epoch = max(rises)
-    verb = "rose" if worst > 0 else "fell"
-    return worst, f"the loss {verb} by {abs(worst):.2f} % at the worst, in epoch {-epoch}"
+            return math.inf, f"the loss of epoch {after.epoch} or of the one before it is not a number"
+        rises.append((rise, after.epoch))
+    # Of equal ones, the first.
+    worst, epoch = max(rises, key=lambda pair: pair[0])
+    change = "rose" if worst > 0 else "fell"
+    return worst, f"the loss {change} by {abs(worst):.2f} % at the worst, in epoch {epoch}"
 
 
 def _gradients(run: RunFacts, _efficiency: float | None) -> Judged:
@@ -87,8 +101,8 @@ def _rate(run: RunFacts, _efficiency: float | None) -> Judged:
     rate = run.measured.rate
     if rate is None:
         return None, "no schedule is known for the learning rate"
-    off = rate.worst_percent
-    return off, f"off by {off:.2f} % at the worst, at step {rate.step}"
+    percent = rate.worst_percent
+    return percent, f"off by {percent:.2f} % at the worst, at step {rate.step}"
 
 
 def _gap(run: RunFacts, _efficiency: float | None) -> Judged:
@@ -100,15 +114,15 @@ def _gap(run: RunFacts, _efficiency: float | None) -> Judged:
     floor = 0.0
     if epochs and math.isfinite(epochs[0].loss):
         floor = LOSS_FLOOR * abs(epochs[0].loss)
-    base = max(abs(train), floor, 1e-12)
-    gap = 100.0 * (validation.loss - train) / base
-    whose = "a tenth of the first epoch's loss" if floor > abs(train) else "the training loss"
+    base = max(abs(train), floor, LEAST_BASE)
+    base_name = "a tenth of the first epoch's loss" if floor > abs(train) else "the training loss"
     text = (
         f"validation {short_number(validation.loss)}, training {short_number(train)}; "
-        f"their difference is compared with {short_number(base)}, {whose}"
+        f"their difference is compared with {short_number(base)}, {base_name}"
     )
+    gap = 100.0 * (validation.loss - train) / base
     if not math.isfinite(gap):
-        gap = math.inf
+        return math.inf, text
     return gap, text
 
 
@@ -119,7 +133,7 @@ def _utilisation(run: RunFacts, _efficiency: float | None) -> Judged:
     return used.mean, f"the GPUs were used {used.mean:.1f} % of the time"
 
 
-def _efficiency(_run: RunFacts, efficiency: float | None) -> Judged:
+def _scaling(_run: RunFacts, efficiency: float | None) -> Judged:
     if efficiency is None:
         return None, "no run of the same profile and parameters with fewer GPUs"
     return 100.0 * efficiency, f"{100.0 * efficiency:.1f} % of an even gain"
@@ -131,7 +145,7 @@ GATES = (
     Gate("learning_rate", 1.0, "% off its schedule", _rate),
     Gate("validation_gap", 20.0, "%", _gap),
     Gate("gpu_utilization", 85.0, "%", _utilisation, is_least=True),
-    Gate("parallel_efficiency", 80.0, "%", _efficiency, is_least=True),
+    Gate("parallel_efficiency", 80.0, "%", _scaling, is_least=True),
 )
 GATE_THRESHOLDS: Mapping[str, float] = {gate.name: gate.threshold for gate in GATES}
 
@@ -140,8 +154,9 @@ def judge(run: RunFacts, efficiency: float | None, thresholds: Mapping[str, floa
     """The verdicts of all gates.
 
     Args:
-        efficiency: Of the run's scaling, None if it is not compared.
-        thresholds: They override those of the run's profile, which override the defaults.
+        run: the run to judge.
+        efficiency: the run's parallel efficiency; None if it is not compared with others.
+        thresholds: override those of the run's profile, which override the defaults.
     """
     limits = {**GATE_THRESHOLDS, **run.thresholds, **thresholds}
     verdicts = []
@@ -150,7 +165,6 @@ def judge(run: RunFacts, efficiency: float | None, thresholds: Mapping[str, floa
         threshold = limits[gate.name]
         outcome: Outcome = "skip"
         if figure is not None:
-            is_good = figure >= threshold if gate.is_least else figure <= threshold
-            outcome = "pass" if is_good else "fail"
+            outcome = "pass" if gate.passes(figure, threshold) else "fail"
         verdicts.append(GateVerdict(gate.name, outcome, figure, threshold=threshold, unit=gate.unit, text=text))
     return tuple(verdicts)

@@ -39,10 +39,11 @@ class CostFigures(Struct, frozen=True):
     """The costs of one or several runs, None where unknown.
 
     Attributes:
-        price: In the currency of `Prices`.
-        is_partial: Energy or price lack an unknown part, so they are lower bounds.
-        lost_to_failures_gpu_hours, idle_gpu_hours: They may overlap (a GPU idles while a failed run restarts), so they
-            must not be added.
+        price: the price of hours and energy, in the currency of `Prices`.
+        is_partial: whether energy or price lack an unknown part, so that they are lower bounds.
+        lost_to_failures_gpu_hours: GPU-hours of work that failures undid, and of restarts.
+        idle_gpu_hours: GPU-hours in which a GPU did nothing. Not to be added to those lost: a GPU idles while a failed
+            run restarts.
     """
 
     gpu_hours: float | None = None
@@ -117,7 +118,7 @@ class Report(Struct, frozen=True):
 
     Attributes:
         made_at: UTC unix seconds.
-        verdicts: Those of the gates by run ID, empty if they were not asked for.
+        verdicts: the verdicts of the gates, by run id; empty if they were not asked for.
     """
 
     title: str
@@ -140,8 +141,8 @@ def make(
 
     Args:
         now: UTC unix seconds.
-        others: Runs that only count for scaling.
-        thresholds: Changes of the gates' thresholds; None for no gates.
+        others: runs that only count for scaling.
+        thresholds: changes of the gates' thresholds; None for no gates.
     """
     groups = scalings([*runs, *others])
     verdicts: dict[str, Sequence[GateVerdict]] = {}

@@ -18,12 +18,14 @@ class ScalingRow(Struct, frozen=True):
     """A run compared with the one of fewest ranks, the base.
 
     Attributes:
-        speed: In samples (or tokens) per second.
-        speed_up: Over the base.
+        speed: samples or tokens per second.
+        speed_up: the speed as a multiple of the base's.
         efficiency: 1 for a perfect speed-up.
-        comm_share, data_share: Of the step time.
-        extra_comm_seconds, extra_data_seconds, extra_other_seconds: The increase of the step time over the base: in
-            collectives, in waiting for data, and in the rest (slower clocks, uneven ranks, smaller kernels).
+        comm_share: the share of the step time spent in collectives.
+        data_share: the share of the step time spent in waiting for data.
+        extra_comm_seconds: how much longer than the base a step spends in collectives.
+        extra_data_seconds: how much longer than the base a step waits for data.
+        extra_other_seconds: how much longer the rest of a step takes: slower clocks, uneven ranks, smaller kernels.
     """
 
     run_id: str

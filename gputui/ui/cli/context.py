@@ -211,11 +211,11 @@ class Session(Struct, frozen=True):
         with exit_on(AgentUnreachableError, code=Exit.UNREACHABLE):
             ensure_agent(self.workspace, report=report_progress)
 
-    def ask(self, verb: str, run_id: str | None, *, meanwhile: str = "", **args: Any) -> dict[str, Any]:
+    def ask(self, agent_verb: str, run_id: str | None, *, meanwhile: str = "", **args: Any) -> dict[str, Any]:
         """Send a command to the agent and return the answer.
 
         Args:
-            verb: one of the agent's commands.
+            agent_verb: one of the agent's commands.
             run_id: the run that it is about; None if about none.
             meanwhile: a remedy while nothing can be written.
             args: the arguments of the command.
@@ -226,9 +226,9 @@ class Session(Struct, frozen=True):
         self.need_agent()
         with closing(self.commander()) as connection, self.writing(meanwhile):
             arguments = {**args, "asker": asker()}
-            command_id = commands.submit(connection, verb, run_id, arguments, actor(), now=time.time())
+            command_id = commands.submit(connection, agent_verb, run_id, arguments, actor(), now=time.time())
             commands.ring(self.workspace.doorbell)
-            return self.wait(connection, command_id, commands.patience_seconds(verb))
+            return self.wait(connection, command_id, commands.patience_seconds(agent_verb))
 
     @contextmanager
     def writing(self, meanwhile: str = "") -> Iterator[None]:

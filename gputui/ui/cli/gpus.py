@@ -50,7 +50,11 @@ FIRST_SAMPLE_SECONDS = 10.0
 )
 @click.option("--why", metavar="TEXT", help="The reason for --quarantine.")
 @click.option(
-    "--recommend", type=click.IntRange(1, 1024), metavar="N", help="Print the N best free GPUs as CUDA_VISIBLE_DEVICES."
+    "--recommend",
+    "recommended_count",
+    type=click.IntRange(1, 1024),
+    metavar="N",
+    help="Print the N best free GPUs as CUDA_VISIBLE_DEVICES.",
 )
 @click.option("--memory", metavar="SIZE", help="Only GPUs with so much free memory, such as 16GiB (--recommend).")
 def command(
@@ -59,14 +63,14 @@ def command(
     clear: str | None,
     quarantine: str | None,
     why: str | None,
-    recommend: int | None,
+    recommended_count: int | None,
     memory: str | None,
 ) -> None:
     """The GPUs now, who is on them, and which are in quarantine.
 
     In a script: CUDA_VISIBLE_DEVICES=$(gputui gpus --recommend 2 --memory 16GiB) python train.py
     """
-    if memory is not None and recommend is None:
+    if memory is not None and recommended_count is None:
         fail("--memory goes with --recommend", Exit.USAGE)
     if (quarantine is None) != (why is None):
         fail("--quarantine GPU and --why TEXT go together", Exit.USAGE)
@@ -77,8 +81,8 @@ def command(
         session.ask("clear_gpu", None, uuid=uuid_of.get(clear, clear))
     if quarantine is not None:
         session.ask("quarantine_gpu", None, uuid=uuid_of.get(quarantine, quarantine), why=why)
-    if recommend is not None:
-        print_recommended(connection, gpus, recommend, memory, as_json)
+    if recommended_count is not None:
+        print_recommended(connection, gpus, recommended_count, memory, as_json)
         return
     quarantines = quarantined(connection)
     if as_json:

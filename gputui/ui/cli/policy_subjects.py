@@ -29,7 +29,8 @@ class PolicySubject(Struct, frozen=True):
 
     Attributes:
         situation: the run before its first failure.
-        profile, run: the name of the one that was given; None for a built-in policy.
+        profile: the name of the profile that was given; None if none was.
+        run: the id of the run that was given; None if none was.
     """
 
     policy: Policy

@@ -24,17 +24,17 @@ from gputui.ui.views.run_words import stop_words
 from gputui.ui.views.snapshot import RunRow
 
 
-def answer_of(session: Session, verb: str, run: Run, **args: Any) -> Answer:
+def answer_of(session: Session, agent_verb: str, run: Run, **args: Any) -> Answer:
     """Send a command about a run to the agent. Raises CommandRefusedError."""
-    result = session.ask(verb, run.run_id, **args)
+    result = session.ask(agent_verb, run.run_id, **args)
     passed_over = result.get("passed_over")
-    lines = [_answer(verb, run.run_id, result)]
+    lines = [_answer(agent_verb, run.run_id, result)]
     if passed_over:
         lines.append(str(passed_over))
     return Answer(result, lines)
 
 
-def _answer(verb: str, run_id: str, result: Mapping[str, Any]) -> str:
+def _answer(agent_verb: str, run_id: str, result: Mapping[str, Any]) -> str:
     """``net-1 queued from last.pt (step 30); gputui logs net-1 -f follows it``."""
     state = result.get("state", "")
     start = ""
@@ -44,10 +44,10 @@ def _answer(verb: str, run_id: str, result: Mapping[str, Any]) -> str:
         start = f" from {name}"
         if isinstance(step, int) and not is_step_named(name):
             start += f" ({step_words(name, step)})"
-    elif verb == "restart" and state == RunState.QUEUED:
+    elif agent_verb == "restart" and state == RunState.QUEUED:
         start = ", to begin again at step 0"
     line = f"{result.get('id', run_id)} {state}{start}"
-    if verb in ("resume", "restart"):
+    if agent_verb in ("resume", "restart"):
         line += f"; gputui logs {run_id} -f follows it"
     return line
 

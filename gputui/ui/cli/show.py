@@ -79,8 +79,9 @@ class RunDetails(Struct, frozen=True):
         spans: when each attempt lived, which dates the checkpoints.
         sinks: the targets of its live exports, by their names.
         code: the version of its code as stored; None without a git checkout.
-        metrics_problem, loss_problem: a sentence; None if there is none.
+        metrics_problem: a sentence if metrics are missing; None if none are.
         sources: where its metrics come from.
+        loss_problem: a sentence if its loss is not finite; None otherwise.
         size_bytes: the size of its folder; None if there was no time to measure it.
     """
 

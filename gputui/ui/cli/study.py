@@ -352,8 +352,11 @@ def waiting_trials(connection: sqlite3.Connection, study_id: str, now: float) ->
     # Lists of studies need no words of runs.
     from gputui.ui.views.run_words import waiting_words
 
-    runs = (run for run in read_runs(connection, active_only=True) if run.study_id == study_id)
-    return {run.run_id: reason for run in runs if (reason := waiting_words(run, now))}
+    reasons = {}
+    for active in read_runs(connection, active_only=True):
+        if active.study_id == study_id and (reason := waiting_words(active, now)):
+            reasons[active.run_id] = reason
+    return reasons
 
 
 def trial_row(trial: TrialRecord, *, is_best: bool, waits_for: str | None = None) -> tuple[str, ...]:

@@ -90,9 +90,10 @@ class Occupation(NamedTuple):
     """An attempt on its GPUs.
 
     Attributes:
-        began_at, ended_at: UTC unix seconds; infinity while it lives.
-        gpus: their indices, by rank.
-        peak_bytes: the memory that it takes of each.
+        began_at: UTC unix seconds.
+        ended_at: UTC unix seconds; infinity while the attempt lives.
+        gpus: the index of each rank's GPU.
+        peak_bytes: the memory that the attempt takes of each GPU.
     """
 
     began_at: float
@@ -110,9 +111,9 @@ class DemoPast:
     """Makes the history of a home with a simulated machine.
 
     Attributes:
-        now: the present, where the past ends.
-        at: the time of the agent's code while it writes. Both are UTC unix seconds.
-        gpus: those of the simulated machine.
+        now: the present, where the past ends, UTC unix seconds.
+        at: the time that the agent's code sees while it writes, UTC unix seconds.
+        gpus: the GPUs of the simulated machine.
         busy: what attempts did on the GPUs.
     """
 

@@ -35,9 +35,11 @@ class TrainedModel(NamedTuple):
     """What is trained.
 
     Attributes:
-        usual_samples: those of a step of a rank, which takes ``usual_seconds``.
-        first_loss, last_loss: of a training with the best parameters.
-        checkpoint_bytes: the size of its weights.
+        usual_seconds: the time of a step of ``usual_samples``.
+        usual_samples: the samples of a rank's usual step.
+        first_loss: the loss of the first step.
+        last_loss: the loss at the end of a training with the best parameters.
+        checkpoint_bytes: the size of the weights.
         sample_bytes: the memory that a sample of a batch takes.
     """
 
@@ -115,8 +117,9 @@ class SimulatedTraining(NamedTuple):
     is also slower.
 
     Attributes:
-        steps: how many it makes.
-        batch_size, accumulated: samples of a batch of a rank, and batches of a step.
+        steps: how many steps the training makes.
+        batch_size: the samples of a rank's batch.
+        accumulated: the batches of a step.
     """
 
     model: TrainedModel

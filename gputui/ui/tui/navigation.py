@@ -176,11 +176,11 @@ class Navigation(Commands):
         from gputui.ui.tui.pages.launch.plan import profile_path
 
         run = self.chosen_run
-        count = None
+        gpu_count = None
         if (spec := known_spec(run)) is not None:
-            count = spec.gpus.count * spec.gpus.share
+            gpu_count = spec.gpus.count * spec.gpus.share
         prefill = Prefill(
-            run.profile, launched_params(run), count, path=profile_path(run), run_id=run.run_id, target=run.target
+            run.profile, launched_params(run), gpu_count, path=profile_path(run), run_id=run.run_id, target=run.target
         )
         self.push_screen(LaunchScreen(prefill))
 

@@ -40,10 +40,10 @@ class Shell(DisplayLayer[int], inherit_bindings=False):
     """Sentences, settings and paints of the app. `Commands`, `Navigation` and `GputuiApp` add the rest.
 
     Attributes:
-        workspace, feed: where the screen's data comes from.
-        snapshot: what is shown.
-        settings, keys, theme_name: how it is shown.
+        feed: the thread that reads the snapshots.
+        snapshot: the newest moment read, which is shown.
         unsaved: the settings to write when the screen ends.
+        keys: the keys of each action, from the table and the settings.
         is_readonly: whether nothing may be changed.
         is_demo: whether the home is one of simulated GPUs.
         agent_notice: a sentence about what is wrong with the agent; None if it runs.

@@ -101,10 +101,13 @@ class StudyRow(NamedTuple):
     """A study in a list.
 
     Attributes:
-        over, running, queued: how many of its trials are in these states.
+        over: how many of its trials are over.
+        running: how many of its trials run.
+        queued: how many of its trials wait in the queue.
         planned: how many trials it will have; None if its budget counts something else.
-        metric: its first objective's.
-        best, best_number: the best value so far and its trial's number; None before one, and with several objectives.
+        metric: the metric of the first objective.
+        best: the best value so far; None before one, and with several objectives.
+        best_number: the number of the trial with the best value; None like ``best``.
     """
 
     study_id: str
@@ -262,7 +265,9 @@ class Interest(Struct, frozen=True):
         compared: the runs of an open comparison.
         gpu_uuid: the GPU whose page is open.
         gpu_span_seconds: the span of its charts.
-        alerts, processes, studies: whether these pages are open.
+        alerts: whether the page of alerts is open.
+        processes: whether the page of processes is open.
+        studies: whether the page of a study is open.
         study_id: the study shown; None for the newest.
         moment: the past moment shown; None for the present.
     """

@@ -23,9 +23,12 @@ class Context(Struct, frozen=True):
 
     Attributes:
         scope: the page.
-        run, gpu, alert, pid: what an action applies to; None if the cursor is on none.
+        run: the run that an action applies to; None if the cursor is on none.
         marked: the runs that the `BULK_ACTIONS` apply to instead of ``run``.
         section: the part of the page that has the keyboard.
+        gpu: the GPU that an action applies to; None if the cursor is on none.
+        alert: the alert that an action applies to; None if the cursor is on none.
+        pid: the process that an action applies to; None if the cursor is on none.
         study: the state of the study that actions apply to; None without one.
         quarantined: the UUIDs of the GPUs in quarantine.
         has_studies: whether the home has any study.

@@ -84,9 +84,10 @@ class _FollowedFile:
     """The newest lines of one file.
 
     Attributes:
-        lines, levels: those that are kept, from some offset on.
-        first: the number of the first of them. Lines keep their numbers while others come and go; those before the
-            offset where reading began are negative.
+        lines: the newest lines of the file, `MOST_LINES` at most.
+        levels: the level of each of the lines.
+        first: the number of the first of the lines. Lines keep their numbers while others come and go; those before
+            the offset where reading began are negative.
         is_whole: whether the lines begin with the file's first.
     """
 

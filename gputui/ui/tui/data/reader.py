@@ -122,15 +122,15 @@ class SnapshotReader:
             runs = self._runs(connection, at)
             owners = None if at is None else holders(runs)
             gpus = tuple(read_gpus(connection, now, at, owners))
-            gpu_history, host_history = self._histories(reading)
+            gpu_curves, host_curves = self._histories(reading)
             agent = read_agent(connection)
             snapshot = Snapshot(
                 at=reading.moment,
                 agent=agent,
                 gpus=gpus,
-                gpu_history=gpu_history,
+                gpu_history=gpu_curves,
                 host=read_host(connection, at),
-                host_history=host_history,
+                host_history=host_curves,
                 runs=self._rows(reading, runs),
                 events=tuple(read_news(connection, at, limit=EVENTS_KEPT)),
                 page=self._page(reading, runs),

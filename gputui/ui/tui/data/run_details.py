@@ -48,7 +48,8 @@ class LedgerFact(Struct, frozen=True):
     """The ledger's entry of a checkpoint.
 
     Attributes:
-        step, attempt: None if unknown.
+        step: the step that it was saved at; None if unknown.
+        attempt: the number of the attempt that saved it; None if unknown.
         refused: why the run will not resume from it; "" if it may.
         order: its position in the order in which all were seen.
         is_contested: whether it is refused because another run may have written it.

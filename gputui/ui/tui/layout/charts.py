@@ -323,7 +323,7 @@ def _metric_curves(panel: Panel, look: ChartLook) -> list[Curve]:
     return [redone, Curve(smooth, style, "~", average, is_strong=True), raw]
 
 
-def _compared_curves(panel: Panel, look: ChartLook, end_cells: int) -> list[Curve]:
+def _compared_curves(panel: Panel, look: ChartLook, end_room: int) -> list[Curve]:
     """The curve of each run with its name at its end; that of the run in front is on top."""
     cursor = look.view.cursor
     end = look.window[1]
@@ -333,7 +333,7 @@ def _compared_curves(panel: Panel, look: ChartLook, end_cells: int) -> list[Curv
     ]
     # Of a smoothed curve, as on a run's page, the average is marked: the table has the value itself.
     texts = [f"{'~' * bool(curve.smooth)}{_value_words(panel, _end_value(bins))}" for _, curve, bins in drawn]
-    names = _end_names([run.name for run, *_ in drawn], texts, end_cells)
+    names = _end_names([run.name for run, *_ in drawn], texts, end_room)
     curves: list[Curve] = []
     for (run, curve, bins), name, text in zip(drawn, names, texts, strict=True):
         if curve.smooth:
@@ -350,11 +350,11 @@ def _compared_curves(panel: Panel, look: ChartLook, end_cells: int) -> list[Curv
     return curves
 
 
-def _end_names(names: Sequence[str], texts: Sequence[str], end_cells: int) -> list[str]:
-    """The names at the ends of curves, each before its text. If one is too long for ``end_cells``, what all begin with
-    is left out: ``…3`` for ``vit-3``."""
+def _end_names(names: Sequence[str], texts: Sequence[str], end_room: int) -> list[str]:
+    """The names at the ends of curves, each before its text, in ``end_room`` cells. If one is too long for them, what
+    all begin with is left out: ``…3`` for ``vit-3``."""
     needed = [cell_width(name) + len(text) + _SIGN_CELLS for name, text in zip(names, texts, strict=True)]
-    if max(needed, default=0) <= end_cells:
+    if max(needed, default=0) <= end_room:
         return list(names)
     # They are no paths.
     common = commonprefix(list(names)).rpartition("-")[0] + "-"  # noqa: RUF071
@@ -363,7 +363,7 @@ def _end_names(names: Sequence[str], texts: Sequence[str], end_cells: int) -> li
         short_name = name
         if name.startswith(common):
             short_name = f"…{name.removeprefix(common)}"
-        short_names.append(clip_middle(short_name, max(4, end_cells - len(text) - _SIGN_CELLS)))
+        short_names.append(clip_middle(short_name, max(4, end_room - len(text) - _SIGN_CELLS)))
     return short_names
 
 

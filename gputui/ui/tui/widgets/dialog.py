@@ -49,8 +49,10 @@ class Dialog(Overlay[None]):
         CLOSING: the keys that close it.
         keys: what its keys do, for the lower edge of the frame and the footer of the page below.
         edits: the lines to type: one for all rows, or one for each.
-        cursor, top: the numbers of the row under the cursor and of the first row in sight.
-        room, count: how many rows are in sight, and how many there are.
+        cursor: the number of the row under the cursor.
+        top: the number of the first row in sight.
+        room: how many rows are in sight.
+        count: how many rows there are.
     """
 
     BINDINGS: ClassVar = []

@@ -51,9 +51,10 @@ class Choice(NamedTuple):
         hint: what stands beside it.
         do: carries it out.
         why_not: a sentence if it is not possible now.
-        name, also: a short name and other words that it is found by, too.
+        name: a short name that it is found by, too; "" without one.
         kind: one of `KINDS`.
         after: what must be typed before it is offered.
+        also: other words that it is found by; "" without any.
     """
 
     title: str

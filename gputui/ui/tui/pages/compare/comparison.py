@@ -110,7 +110,8 @@ class ComparedRun(Struct, frozen=True):
         sign: its state.
         colour: the number of its curve's colour; None without a curve.
         params: the parameters in which the runs differ.
-        last, best: values of the metric.
+        last: the newest value of the metric.
+        best: the best value of the metric.
         best_x: where on the axis the best value was.
         is_best_x_exact: if not, it was in the stretch that ends there.
         seconds: how long it has trained.

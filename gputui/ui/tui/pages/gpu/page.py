@@ -530,7 +530,7 @@ def chart_lines(gpu: GpuView, page: GpuPage, width: int, height: int, *, across:
 
 def _power_unit(powers: Iterable[float | None]) -> tuple[str, float]:
     """The unit in which powers in watts are shown, and its watts."""
-    highest = max((watts for watts in powers if watts is not None), default=0.0)
+    highest = max((power for power in powers if power is not None), default=0.0)
     if highest >= 1000.0:
         return "kW", 1000.0
     return "W", 1.0

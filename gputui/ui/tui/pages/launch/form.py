@@ -59,9 +59,11 @@ class Prefill(Struct, frozen=True):
 
     Attributes:
         profile: the name of the profile.
-        params, gpu_count, target: an earlier run's values.
-        path: the profile's file, if that is known.
-        run_id: the run that is copied.
+        params: the parameters of the run that is copied; none for a new one.
+        gpu_count: how many GPUs the copied run had; None for the profile's number.
+        path: the profile's file; None if unknown.
+        run_id: the run that is copied; None for a new one.
+        target: where the copied run ran; None for this machine.
         command: the words of a command in place of a profile.
     """
 

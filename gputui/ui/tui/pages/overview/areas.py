@@ -35,11 +35,12 @@ class AreaNeeds(NamedTuple):
     """The rows that each area could fill.
 
     Attributes:
-        gpus: the lines that the panel of GPUs takes of so many.
-        runs, events: all that are listed.
-        processes: those on GPUs.
-        others: the processes of no run.
-        hidden: those of them that no row of a GPU shows.
+        gpus: a function from the lines there are to those that the panel of GPUs takes.
+        runs: how many runs and studies are listed.
+        processes: how many processes are on GPUs.
+        others: how many of the processes belong to no run.
+        hidden: how many of the others no row of a GPU shows.
+        events: how many events are listed.
         has_charts: whether there may be charts of all GPUs.
     """
 
@@ -53,10 +54,9 @@ class AreaNeeds(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """The lines of each panel, with heading and frame.
+    """The lines of each panel, with heading and frame; 0 for a panel that is not shown.
 
     Attributes:
-        gpus, runs, charts, processes, events: 0 for a panel that is not shown.
         is_beside: whether processes and events share their lines.
     """
 

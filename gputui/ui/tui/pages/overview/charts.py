@@ -37,14 +37,14 @@ _PERCENT = LinearScale(0.0, 100.0)
 
 
 class ChartSubject(NamedTuple):
-    """What a chart is about: a GPU, or all of them.
+    """What a chart is about: a GPU, or all of them. Values are those of now; None if unknown.
 
     Attributes:
         name: the index of the GPU, or ``all``.
-        utilization_percent, memory_used_bytes, memory_total_bytes, temperature_celsius: now; None if unknown.
-        utilizations, memories: histories in percent; None while nothing is known.
+        utilizations: the utilisation over time, in percent; None while nothing is known.
+        memories: the used memory over time, in percent; None while nothing is known.
         is_hot: whether heat throttles the GPU, or would soon.
-        state: that of the GPU.
+        state: the state of the GPU, ``ok`` for all of them.
     """
 
     name: str

@@ -38,11 +38,11 @@ LOAD_STEPS = {"load": (10.0, 75.0), "memory": (10.0, 80.0)}
 """Percent from which a GPU, or its memory, counts as used, and as full: as nvitop has them."""
 
 
-def load_style(kind: str, percent: float) -> str:
-    """The style of a load in ``percent``: one of three steps, or a warning of full memory."""
-    if kind == "memory" and percent > FULL_PERCENT:
+def load_style(kind: str, load: float) -> str:
+    """The style of a ``load`` in percent: one of three steps, or a warning of full memory."""
+    if kind == "memory" and load > FULL_PERCENT:
         return "warn"
-    return f"{kind}.{sum(percent >= step for step in LOAD_STEPS[kind])}"
+    return f"{kind}.{sum(load >= step for step in LOAD_STEPS[kind])}"
 
 
 WHO_LEAST = 18

@@ -137,13 +137,16 @@ class OverviewScreen(OverviewCursor):
         styles.height = height
         self.processes.styles.width = process_width
         self.events.styles.width = event_width
-        processes = partial(process_panel, snapshot)
-        events = partial(events_panel, snapshot, cursor=self._current_event)
+        draw_processes = partial(process_panel, snapshot)
+        draw_events = partial(events_panel, snapshot, cursor=self._current_event)
         has_frame = is_framed and rows.events > 2
         self.processes.draw(
-            lambda: draw_panel(processes, process_width, rows.processes, is_framed=is_framed), height=rows.processes
+            lambda: draw_panel(draw_processes, process_width, rows.processes, is_framed=is_framed),
+            height=rows.processes,
         )
-        self.events.draw(lambda: draw_panel(events, event_width, rows.events, is_framed=has_frame), height=rows.events)
+        self.events.draw(
+            lambda: draw_panel(draw_events, event_width, rows.events, is_framed=has_frame), height=rows.events
+        )
 
     @property
     def _current_event(self) -> int | None:

@@ -46,17 +46,20 @@ class ProcessRow(Struct, frozen=True):
     """One process, on any number of GPUs. What is not known is None.
 
     Attributes:
-        pid, parent_pid: as the driver and this host know them.
-        start_ticks: None if its PID is not visible here.
-        run_id, rank: of ours; None for another's process.
-        gpus: their indices.
-        gpu_memory_bytes, gpu_memory_percent: on all of its GPUs.
-        sm_percent: the highest of its GPUs.
-        cpu_percent, memory_bytes: on the host.
+        pid: the PID that the driver reports, which may be another container's.
+        start_ticks: the kernel's start time; None if the PID is not visible here.
+        run_id: the run that it belongs to; None for a process of nobody's run.
+        rank: the rank that it is or belongs to; None outside of ranks.
+        gpus: the indices of the GPUs that it uses.
+        gpu_memory_bytes: the memory that it holds on all of its GPUs.
+        gpu_memory_percent: the share that it holds of the memory of all of its GPUs.
+        sm_percent: its use of the GPU that it uses most.
+        cpu_percent: 100 for one core.
+        memory_bytes: the memory that it holds on the host.
         state: the kernel's letter.
         idle_seconds: how long all of its GPUs have been idle, from `IDLE_SECONDS` on.
         tree: the branches before its command.
-        running_seconds: since its start.
+        running_seconds: the time since its start.
     """
 
     pid: int

@@ -45,7 +45,7 @@ def chart_drawing(run_id: str, panel: Panel, look: ChartLook) -> Chart:
     return drawing(data, title, [key], is_log=key in look.view.logs)
 
 
-def write_chart(drawing: Chart, folder: Path, name: str) -> tuple[str, str]:
+def write_chart(chart: Chart, folder: Path, name: str) -> tuple[str, str]:
     """Write CSV, SVG and, if possible, PNG, each atomically. Returns a sentence and its kind."""
     from gputui.metrics.draw import export
 
@@ -55,7 +55,7 @@ def write_chart(drawing: Chart, folder: Path, name: str) -> tuple[str, str]:
         folder.mkdir(parents=True, exist_ok=True, mode=PRIVATE_DIR_MODE)
         for kind in export.EXPORTS:
             try:
-                content = export.export(kind, drawing)
+                content = export.export(kind, chart)
             except export.ChartExportError as error:
                 hint = f" No .{kind}: {error}."
                 continue

@@ -53,9 +53,11 @@ class StudyPlan(Struct, frozen=True):
     """What a study file would start.
 
     Attributes:
-        head, details: the plan in words.
+        head: the plan in one line.
+        details: the plan's other lines.
         problems: why it cannot start; none if it can.
-        spec, base: the study, and the specification of its runs; None with problems in the file.
+        spec: the study; None with problems in the file.
+        base: the specification of the study's runs; None with problems in the file.
         source: the text of the file.
     """
 
