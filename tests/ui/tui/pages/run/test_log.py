@@ -11,7 +11,8 @@ from gputui.core.text import cell_width
 from gputui.runs.log_lines import Level
 from gputui.ui.tui.data import log_tail
 from gputui.ui.tui.data.log_tail import LogReader
-from gputui.ui.tui.pages.run.log import RunLog, Search
+from gputui.ui.tui.pages.run.log import RunLog
+from gputui.ui.tui.pages.run.log_window import SearchPattern
 from gputui.ui.views.snapshot import LogTail
 from tests.tables import table
 from tests.texts import mentions
@@ -50,7 +51,7 @@ def log_of(tail: LogTail, said: list[str] | None = None) -> RunLog:
 
 
 def visible_lines(view: RunLog) -> list[str]:
-    return [view.line(number)[0] for number in view.numbers]
+    return [view.line(number)[0] for number in view.window.numbers]
 
 
 def pane_text(view: RunLog, *, is_live: bool = True) -> list[str]:
@@ -154,19 +155,19 @@ def test_hits_are_found_as_lines_come_and_walked_through() -> None:
     view = log_of(tail_of(50), said)
     view.do_hit_next()
     view.look_for(None, "warn")
-    assert view.hits == [0, 10, 20, 30, 40] and view.current_hit == 40 and view.hits_text == "match 5 of 5"
-    assert 40 in view.numbers and "search warn: match 5 of 5" in pane_text(view)[0]
+    assert view.search.hits == [0, 10, 20, 30, 40] and view.search.current == 40 and view.search.words == "match 5 of 5"
+    assert 40 in view.window.numbers and "search warn: match 5 of 5" in pane_text(view)[0]
     view.do_hit_previous()
-    assert view.current_hit == 30 and 30 in view.numbers
+    assert view.search.current == 30 and 30 in view.window.numbers
     view.update(tail_of(70), 80, 4)
-    assert view.hits[-2:] == [50, 60] and 30 in view.numbers
+    assert view.search.hits[-2:] == [50, 60] and 30 in view.window.numbers
     places = []
     for _ in range(4):
         view.do_hit_next()
-        places.append(view.current_hit)
+        places.append(view.search.current)
     assert places == [40, 50, 60, 0], "around the end"
     view.look_for(None, "")
-    assert view.hits == [] and view.current_hit is None
+    assert view.search.hits == [] and view.search.current is None
     view.look_for(None, "nowhere")
     view.do_hit_next()
     assert "Nothing is searched" in said[0] and "No line" in said[1] and len(said) == 2
@@ -174,11 +175,11 @@ def test_hits_are_found_as_lines_come_and_walked_through() -> None:
 
 def test_a_search_minds_capitals_only_when_there_are_some() -> None:
     matches = {
-        (text, line): bool((search := Search.of(text)).pattern and search.pattern.search(line))
+        (text, line): bool((search := SearchPattern.of(text)).pattern and search.pattern.search(line))
         for text, line in (("loss", "LOSS"), ("Loss", "loss"), ("a.c", "abc"), ("~a.c", "xABC"), ("~", ""))
     }
     assert list(matches.values()) == [True, False, False, True, False]
-    assert "not a regular expression" in str(Search.of("~(").problem)
+    assert "not a regular expression" in str(SearchPattern.of("~(").problem)
 
 
 def test_only_what_is_grave_is_shown_and_searched() -> None:
@@ -189,21 +190,21 @@ def test_only_what_is_grave_is_shown_and_searched() -> None:
     view.update(tail_of(70), 80, 4)
     assert visible_lines(view)[-1] == "WARNING 60"
     view.look_for(None, "line")
-    assert view.hits == []
+    assert view.search.hits == []
     view.do_grave_only()
-    assert len(view.hits) == 63 and visible_lines(view)[-1] == "line 69"
+    assert len(view.search.hits) == 63 and visible_lines(view)[-1] == "line 69"
 
 
 def test_long_lines_are_read_sideways() -> None:
     view = log_of(LogTail("rank 0", ("rank 0",), ("short", "漢字" + "x" * 160 + "END"), None, bytes(2), 0))
     assert "END" not in pane_text(view)[2]
     view.sideways(1)
-    assert "from column 40" in pane_text(view)[0] and view.first_column == 39
+    assert "from column 40" in pane_text(view)[0] and view.window.first_column == 39
     view.sideways(9)
     assert pane_text(view)[2].endswith("xEND")
     view.sideways(-9)
-    assert view.first_column == 0
-    view.first_column = 2
+    assert view.window.first_column == 0
+    view.window.first_column = 2
     # The second half of a wide character is a blank.
     assert pane_text(view)[2].startswith(" … xxx")
 
@@ -231,8 +232,8 @@ def test_the_log_of_a_new_attempt_is_another_one(tmp_path: Path) -> None:
     view.look_for(None, "warning")
     view.scroll(-20)
     view.update(reader.read(tmp_path / "2", None), 80, 4)
-    assert visible_lines(view) == ["WARNING 2.0", "WARNING 2.1", "WARNING 2.2"] and len(view.hits) == 3
-    assert "below" not in pane_text(view)[0] and view.current_hit is None
+    assert visible_lines(view) == ["WARNING 2.0", "WARNING 2.1", "WARNING 2.2"] and len(view.search.hits) == 3
+    assert "below" not in pane_text(view)[0] and view.search.current is None
 
 
 def test_logs_of_attempts_before_can_be_chosen(tmp_path: Path) -> None:
