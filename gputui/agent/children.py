@@ -43,11 +43,12 @@ class Child:
     """The process of one task: a module of gputui that ends when the task is done.
 
     Attributes:
-        module, arguments: what ``python -m`` runs.
+        module: what ``python -m`` runs.
+        arguments: the words after the module.
         lock: the file that the process locks while it lives.
-        log: its output.
+        log: the file to which the process writes.
         delays: seconds before a restart, by the number of consecutive failures.
-        failures: the consecutive ones.
+        failures: how many ended badly in a row.
         began_at: the last start or adoption (monotonic).
         next_start: the earliest next start (monotonic).
         adopted: the holder of the lock if another agent started it.

@@ -49,8 +49,12 @@ class ErrorBarrier:
     Attributes:
         unwritable: why a write failed in the current turn.
         has_skipped_step: a step was skipped in the current turn.
-        longest_seconds, longest_step: this agent's longest turn, and the step that took most of it.
-        errors: those of runs and steps, by name and whether it is a run's.
+        longest_seconds: the longest turn since the agent began.
+        longest_step: the step that took most of the longest turn.
+        errors: the newest error of a step or run, by its name and whether it is a run's.
+        _took: the seconds of this turn by step.
+        _log_from: a long turn that is not the longest is logged from then on (monotonic).
+        _cpu_at: this thread's CPU seconds when the turn began.
     """
 
     context: AgentContext
@@ -60,7 +64,7 @@ class ErrorBarrier:
     longest_step: str = ""
     errors: dict[tuple[str, bool], RecentError] = field(default_factory=lambda: defaultdict(RecentError))
     _took: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    _logged_at: float = 0.0
+    _log_from: float = 0.0
     _cpu_at: float = 0.0
 
     def is_resting(self, name: str, *, is_run: bool = True) -> bool:
@@ -134,8 +138,8 @@ class ErrorBarrier:
         if is_longest:
             self.longest_seconds = total
             self.longest_step = name
-        if total > LONG_TURN_SECONDS and (is_longest or now >= self._logged_at):
-            self._logged_at = now + _LOGGED_SECONDS
+        if total > LONG_TURN_SECONDS and (is_longest or now >= self._log_from):
+            self._log_from = now + _LOGGED_SECONDS
             # Much less processor time than wall time points to the disk or to other processes.
             cpu = time.thread_time() - self._cpu_at
             line = "a turn took %.0f ms (%.0f ms of processor time), %s %.0f ms of it"

@@ -58,7 +58,7 @@ def run_in_background(workspace: Workspace, *, interval_seconds: float, linger_s
     return _run(workspace, options, lock, on_second=None)
 
 
-def record(
+def run_recorder(
     workspace: Workspace,
     *,
     interval_seconds: float,

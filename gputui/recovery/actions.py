@@ -60,9 +60,10 @@ class ActionKind(Struct, frozen=True):
         title: for sentences.
         help: one sentence for the documentation.
         apply: None for actions that choose a checkpoint or stop.
-        argument: the meaning of its number; None if it takes none.
-        default, least: of that number.
-        whole: that number must be an integer.
+        argument: what the action's number means; None if it takes none.
+        default: the number where a ladder names none.
+        least: the smallest number that a ladder may name.
+        whole: the number must be an integer.
     """
 
     name: str

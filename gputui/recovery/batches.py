@@ -62,7 +62,7 @@ def shrink_batch(context: ActionContext) -> Result:
         return _shrink_alone(context, name, batch)
     ranks = spec.ranks_on(len(context.machine.gpus))
     names = (name, more_name)
-    pair = shrink(batch, accumulation, grain(spec, names, accumulation, ranks, ranks), context.below)
+    pair = shrink(batch, accumulation, grain_of(spec, names, accumulation, ranks, ranks), context.below)
     if pair is None:
         return SkippedAction(SHRINK, f"{name} is {batch}, and no smaller one may be tried")
     if spec.tuned and not pair.is_near:
@@ -105,7 +105,7 @@ def _shrink_alone(context: ActionContext, name: str, batch: int) -> Result:
     if spec.tuned:
         why = "the effective batch would change, and trials must stay comparable"
         return SkippedAction(SHRINK, why)
-    step = grain(spec, (name, None), 1, ranks, ranks).batch
+    step = grain_of(spec, (name, None), 1, ranks, ranks).batch
     largest = math.floor(BATCH_FACTOR * batch)
     if context.below is not None:
         largest = context.below - 1
@@ -140,7 +140,7 @@ def for_fewer_ranks(spec: RunSpec, params: Params, before: int, after: int) -> t
         size = batch
     batch_before = size * accumulation * share(spec, names, before)
     factor = share(spec, names, after)
-    fitted = fit(batch_before / factor, size, grain(spec, names, accumulation, before, after))
+    fitted = fit(batch_before / factor, size, grain_of(spec, names, accumulation, before, after))
     if fitted is None:
         return (), f"{smaller} (no multiple is small enough)"
     changes = [changed(more_name, params[more_name], fitted.accumulation)]
@@ -161,7 +161,7 @@ def _became(before: Fraction, after: Fraction) -> str:
     return f"becomes {now} instead of {float(before):.15g}"
 
 
-def grain(spec: RunSpec, names: tuple[str, str | None], accumulation: int, before: int, after: int) -> Grain:
+def grain_of(spec: RunSpec, names: tuple[str, str | None], accumulation: int, before: int, after: int) -> Grain:
     """The grain of the parameters ``names`` (batch, accumulation) for ``after`` ranks.
 
     It is their ``multiple_of``, times the number of ranks for a global parameter. An accumulation

@@ -56,7 +56,7 @@ class Cost(Struct, frozen=True):
         return {**self.to_json(), "incidents": self.incidents, "unknown": self.unknown}
 
 
-def costs(
+def costs_of(
     attempts: Sequence[Attempt],
     incidents: Sequence[IncidentView],
     decisions: Sequence[DecisionView],
@@ -111,9 +111,9 @@ def costs(
     return by_id
 
 
-def total(costs: Iterable[Cost]) -> Cost | None:
+def total(summands: Iterable[Cost]) -> Cost | None:
     """The sum of all costs without unknown figures, which are counted; None if there are none."""
-    parts = list(costs)
+    parts = list(summands)
     if not parts:
         return None
     return Cost(

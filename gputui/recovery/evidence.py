@@ -38,10 +38,13 @@ class ExitRecord(Struct, frozen=True):
     """The executor's ``exit.json``.
 
     Attributes:
-        code, signal: how the command ended; both None if nothing was started.
+        code: the command's exit code; None if a signal ended it or nothing was started.
+        signal: the signal that ended the command.
         stop_requested: the executor was asked to end it.
         forced: it had to be killed.
-        oom_kills_cgroup, oom_kills_host: kills by the kernel shortly before the end.
+        oom_kills_cgroup: kills for want of memory in the executor's control group shortly before the end; None if
+            unknown.
+        oom_kills_host: kills for want of memory on the whole machine in the same time; None if unknown.
         survivors: processes that SIGKILL did not end.
         error: why nothing could be started.
         lease_conflict: the GPUs whose locks another process held.

@@ -36,12 +36,14 @@ class PastDecision(Struct, frozen=True):
 
     Attributes:
         attempt: at whose end it was made.
-        kind, step, detail: of that attempt's incident.
+        kind: of the incident, a name in `gputui.recovery.kinds`.
         rung: the position on the ladder, counted from 0.
         progressed: that attempt got further than those before it.
         changed: the decision changed parameters.
         actions: the names of the applied actions.
         replaced: the former values of changed parameters.
+        step: where the incident happened; None if unknown.
+        detail: what tells the incident from others of its kind.
     """
 
     attempt: int
@@ -93,8 +95,8 @@ class FailedAttempt(Struct, frozen=True, kw_only=True):
     """An attempt that ended with an incident.
 
     Attributes:
-        run_id, number: its run, and its number in it.
-        params: its parameters.
+        number: the attempt's in its run.
+        params: the parameters that it ran with.
         history: the decisions since a person last started the run, oldest first
             (`gputui.recovery.past_decisions`).
         checkpoints: those of the run's lineage that may be resumed from, best first, and those that

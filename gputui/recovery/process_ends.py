@@ -85,9 +85,10 @@ class EndedProcess(Struct, frozen=True):
         code: the exit code, negative for a signal; None if unknown.
         at: when it ended (UTC unix seconds).
         ended_by_launcher: its launcher ended it for another one's end.
-        error: its error file.
-        traceback: as its launcher reports it.
-        stderr, stdout: the ends of its logs.
+        error: the error file of the process.
+        traceback: as the launcher reports it.
+        stderr: the end of the log of errors.
+        stdout: the end of the log of other output.
     """
 
     rank: int | None

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from gputui.recovery.costs import Cost, costs, total
+from gputui.recovery.costs import Cost, costs_of, total
 from gputui.recovery.resumptions import Resumption, resumptions
 from gputui.runs.executors import chooses_start
 from gputui.runs.stored_spec import known_spec
@@ -86,13 +86,13 @@ class RunHistory(NamedTuple):
     def failures(self) -> list[Failure]:
         """The incidents with the decisions on them and their costs, oldest first. Raises sqlite3.Error."""
         is_chosen_there = chooses_start(known_spec(self.run))
-        cost_of = costs(
+        cost_by_incident = costs_of(
             self.attempts, self.incidents, self.decisions, self.lines, start_is_chosen_there=is_chosen_there
         )
-        return self.failures_with(cost_of)
+        return self.failures_with(cost_by_incident)
 
-    def failures_with(self, costs: Mapping[int, Cost]) -> list[Failure]:
-        """The incidents with the decisions on them and these costs, which are by incident."""
+    def failures_with(self, cost_by_incident: Mapping[int, Cost]) -> list[Failure]:
+        """The incidents with the decisions on them and these costs."""
         attempts = {attempt.number: attempt for attempt in self.attempts}
         decisions = {decision.incident_id: decision for decision in self.decisions}
         return [
@@ -101,7 +101,7 @@ class RunHistory(NamedTuple):
                 decisions.get(incident.incident_id),
                 attempts.get(incident.attempt),
                 attempts.get(incident.attempt + 1),
-                costs.get(incident.incident_id),
+                cost_by_incident.get(incident.incident_id),
             )
             for incident in self.incidents
         ]

@@ -35,7 +35,8 @@ class GpuCondition(Struct, frozen=True):
         processes: those on it that belong to no run of this home.
         has_processes: any process is on it.
         holders: the runs that lease it.
-        shared_by, shares: as in `GpuAvailability`.
+        shared_by: the study whose trials share it, "" for runs of none; None if nobody shares it.
+        shares: the part of it that each run takes that shares it, by run.
         quarantine: the reason of one.
         alert: the title of an active one.
         locked_by: another home or user that holds its lock, in words.

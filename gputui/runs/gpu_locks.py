@@ -51,8 +51,10 @@ class LockHolder(Struct, frozen=True):
     """The content of a lock file about who holds it: anybody may write there, so it is only shown.
 
     Attributes:
-        pid, start_ticks, boot_id: the process, as in `ProcessIdentity`.
-        workspace: the label of its home.
+        start_ticks: when the process began, as in `ProcessIdentity`.
+        boot_id: the boot and PID namespace in which ``pid`` means anything.
+        user: the login name.
+        workspace: the label of the home that holds the GPU.
     """
 
     pid: int

@@ -53,8 +53,8 @@ class LogWindow(Struct, frozen=True):
     """A piece of a log.
 
     Attributes:
-        start, end: the byte offsets that it spans. The start differs from the requested one if the file has shrunk, or
-            a gap begins there.
+        start: the byte offset where it begins: not the requested one if the file has shrunk, or a gap begins there.
+        end: the byte offset behind it.
         size: the file's, in bytes.
     """
 

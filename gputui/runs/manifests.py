@@ -38,7 +38,8 @@ class PortableJob(Struct, frozen=True):
         secrets: names of variables with secrets.
         workdir: the local folder of the code.
         gpus: how many.
-        gpu_type, image: those requested, if any.
+        gpu_type: the type that its GPUs must have, as the system names it; None for any.
+        image: the container image; None leaves the system's own.
     """
 
     name: str

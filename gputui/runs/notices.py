@@ -217,7 +217,9 @@ class Cursor(Struct, frozen=True):
     """The point up to which news were made messages.
 
     Attributes:
-        transition_id, move_id, alert_id: the newest change of a run and of a study, and the newest alert.
+        transition_id: the newest change of a run.
+        move_id: the newest change of a study.
+        alert_id: the newest alert.
         queue_empty_at: when the queue was last told to be empty (UTC unix seconds).
     """
 

@@ -211,8 +211,9 @@ class HostProcess(Struct, frozen=True):
     Attributes:
         cpu_percent: of one core, since the previous reading; None in the first.
         memory_bytes: unshared resident memory.
-        run_id, rank: from its own tag or its ancestors'.
-        running_seconds: since its start.
+        run_id: the run that it or an ancestor is tagged with; None for none.
+        rank: the rank that it or an ancestor is tagged with; None for none.
+        running_seconds: since its start; None if unknown.
     """
 
     pid: int

@@ -81,9 +81,10 @@ class GpuAvailability(Struct, frozen=True):
         index: None if the driver does not list it.
         holders: the runs that lease it.
         blocked_by: why nothing may start on it now; None if it is usable.
-        free_bytes, total_bytes: None if the driver does not report them.
+        free_bytes: free GPU memory; None if the driver does not report it.
         out_of_service: blocked until a person or the driver brings it back.
         is_settling: blocked for a few seconds only.
+        total_bytes: the whole GPU memory; None if the driver does not report it.
         shared_by: the study whose trials share it, "" for runs of none; None if nobody shares it.
         shares: the part of it that each run takes that shares it.
         desktop: why only a run that accepts a desktop may start on it.

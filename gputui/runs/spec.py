@@ -119,7 +119,8 @@ class CheckpointSpec(Struct, frozen=True):
     """The checkpoints that a profile names.
 
     Attributes:
-        directory, pattern: folder and glob.
+        directory: the whole path of the folder, with placeholders.
+        pattern: a glob below the folder.
         resume: the tokens that resume from ``{checkpoint}``.
         keep: the number of the newest ones that are kept; None for all.
         keep_best: the metric by which the best one is kept too.
@@ -177,15 +178,18 @@ class RunSpec(Struct, frozen=True):
         roles: parameters by what they are for (ROLE_NAMES).
         multiples: the number that recovery keeps a parameter a multiple of.
         scopes: whether a parameter counts per rank or over all ranks.
-        recovery, alerts: as in the profile.
+        recovery: the section as in the profile.
+        alerts: the section as in the profile, or the name of a set; None for no alerts.
         grace_seconds: the time to end after a stop.
         gates: least or most values of metrics at the end.
         sinks: destinations by form of export, with {run_dir}, {run_id} and parameters.
         target: as of the launch: name, kind and the kind's options; None for this machine.
-        study_id, trial: the run's study, and its trial there.
+        study_id: the study whose trial the run is; None for no study.
+        trial: the trial's number in the study.
         tuned: parameters that recovery must not change.
         notify: every recipient of messages is told of its end and of its recoveries.
-        after, after_any: the ids of runs that must have succeeded, or only ended, before its first attempt starts.
+        after: the ids of runs that must have succeeded before its first attempt starts.
+        after_any: the ids of runs that must have ended before its first attempt starts.
         begin_at: it does not start before this time (UTC unix seconds).
         time_limit_seconds: the time that it may train until a person starts it again; None on a target, which has its
             own.

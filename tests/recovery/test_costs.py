@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from gputui.recovery.costs import Cost, costs, total
+from gputui.recovery.costs import Cost, costs_of, total
 from gputui.store.attempts import Attempt, FellowStay
 from tests.recovery.histories import FIRST_ATTEMPT, Lines, attempt, decision, incident, second_attempt
 from tests.tables import table
@@ -19,7 +19,7 @@ TIMES = line(1, 1, 39, 11.0) | line(2, 31, 99, 70.0)  # step 30 at 40 s, step 39
 
 
 def cost_of(attempts: list[Attempt], lines: Lines, verdict: str = "retry") -> Cost:
-    return costs(attempts, [incident(7, 1)], [decision(7, 1, at=53.0, verdict=verdict)], lines)[7]
+    return costs_of(attempts, [incident(7, 1)], [decision(7, 1, at=53.0, verdict=verdict)], lines)[7]
 
 
 def test_steps_after_the_checkpoint_and_the_time_until_they_are_done_again() -> None:
@@ -36,12 +36,12 @@ def test_what_is_lost_of_a_shared_gpu_is_the_runs_part() -> None:
 def test_the_loss_shows_in_the_first_later_attempt_with_a_step() -> None:
     refused = second_attempt(last=None, first_step=None, ended_at=65.0)
     anew = attempt(3, at=66.0, last=99, first_step=1, ended_at=200.0)
-    by_attempt = costs(
+    by_attempt = costs_of(
         [FIRST_ATTEMPT, refused, anew], [incident(7, 1), incident(8, 2)], [], Lines(times=TIMES | line(3, 1, 99, 70.0))
     )
     assert by_attempt[7].lost_steps == 39 and by_attempt[8].lost_steps is None
     stop = [decision(8, 2, at=65.0, verdict="stop")]
-    by_attempt = costs(
+    by_attempt = costs_of(
         [FIRST_ATTEMPT, refused, anew],
         [incident(7, 1), incident(8, 2)],
         stop,
@@ -130,7 +130,7 @@ def test_waiting_for_the_next_attempt_is_no_gpu_time_as_in_what_a_run_took(verdi
 def test_spans_never_overlap_even_where_an_attempt_did_nothing() -> None:
     idle = second_attempt(last=None, first_step=None, ended_at=80.0)
     third = attempt(3, at=90.0, last=99, first_step=31, resumed_from="/c/step_30.pt", resumed_step=30, gpus=("a", "b"))
-    by_attempt = costs(
+    by_attempt = costs_of(
         [FIRST_ATTEMPT, idle, third],
         [incident(1, 1), incident(2, 2)],
         [decision(1, 1, at=53.0), decision(2, 2, at=81.0)],

@@ -33,11 +33,15 @@ class AttemptWatch:
     """The detectors of one attempt, and what they need to know of it.
 
     Attributes:
-        progress_at: the last progress.
-        lines_at, first_line_at: when the newest and the first line arrived at this agent.
-        nonfinite, spikes, straggler: detectors of anomalous numbers.
-        had_lines: it, or an attempt before it, has written metrics.
-        step_lines, line_ranks: the lines with a step, and the ranks that they name; None for none.
+        progress_at: the last progress (monotonic).
+        nonfinite: detects numbers that are not finite.
+        spikes: detect jumps of the loss and of the gradient norm.
+        straggler: detects a rank that is slower than the others.
+        had_lines: this attempt, or one before it, has written metrics.
+        lines_at: when the newest line arrived at this agent (monotonic).
+        first_line_at: when the first line arrived at this agent (monotonic).
+        step_lines: how many lines had a step.
+        line_ranks: the ranks that lines with a step name; None stands for lines that name none.
         size: the number of ranks, as far as its lines tell.
         activity: what it does while it makes no progress.
         memory: the newest samples.

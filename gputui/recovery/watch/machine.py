@@ -65,8 +65,8 @@ class GpuMoment(Struct, frozen=True):
     """One GPU at one moment.
 
     Attributes:
-        sample, slow: the newest of the values that are read every second, and of the others; None while the driver
-            does not answer.
+        sample: the newest values that are read every second; None while the driver does not answer.
+        slow: the newest values that are read less often; None while the driver does not answer.
         training: the run and attempt that train on the GPU.
         holder: who holds its memory, in words.
         xids: the codes of new XID errors.
@@ -105,7 +105,8 @@ class GpuWatch(Struct):
         attempt: the run and attempt of ``busy`` and power; another one resets them.
         busy: utilisation in percent.
         throttled: 100 while throttled for a harmful reason, else 0, whatever runs on the GPU.
-        power, power_before: watts over the last minutes, and over the last hour.
+        power: watts over the last minutes.
+        power_before: watts over the last hour.
         errors: the newest count of uncorrected memory errors.
     """
 

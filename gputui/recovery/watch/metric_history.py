@@ -75,9 +75,11 @@ class LossHistory(Struct):
 
     Attributes:
         blocks: the newest means.
-        begin, total, count: the first step, the sum and the number of losses of the block that is not over.
+        begin: the first step of the block that is not over; None before its first loss.
+        total: the sum of the losses in the block that is not over.
+        count: how many losses the block that is not over has.
         best: the best mean over several blocks.
-        blocks_since: how many were ended after the best.
+        blocks_since: how many blocks have ended after the best.
     """
 
     blocks: list[float] = field(default_factory=list)
@@ -225,12 +227,15 @@ class MetricHistory(Struct):
         line_at: when the newest line was written (unix seconds).
         trained_seconds: the time between lines so far.
         patience_steps: the steps without improvement that raise an alert.
-        loss, validation: how the training loss and the validation loss went.
-        step_times: the usual ones of the newest, in seconds.
-        usual_step_seconds: their median.
-        uncounted: how many of them it lacks yet.
-        step_time, data_time, cache_hit: recent means.
-        skipped: the events of samples that could not be read.
+        loss: how the training loss went.
+        validation: the best validation loss.
+        step_times: the newest step times without outliers, in seconds.
+        usual_step_seconds: the median of ``step_times``, as of a few lines ago; None before there are enough.
+        uncounted: how many step times were added since the median was taken.
+        step_time: the recent mean of seconds per step.
+        data_time: the recent mean of seconds per step that waited for data.
+        cache_hit: the recent mean percentage of samples that a cache had.
+        skipped: how many samples could not be read, by events.
         samples_before: the count of samples in the first line that has it.
     """
 

@@ -56,7 +56,8 @@ class Threshold(Struct, frozen=True):
     Attributes:
         unit: as it is printed.
         help: for the documentation.
-        least, most: the valid values.
+        least: the smallest valid value.
+        most: the greatest valid value.
     """
 
     name: str

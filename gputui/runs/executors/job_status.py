@@ -17,8 +17,9 @@ class JobStatus(Struct, frozen=True):
         job: its number or name there.
         state: as in placement.json.
         reason: why it waits or has ended, in the target's words.
-        expected_start, limit_at: UTC unix seconds.
-        nodes: their names.
+        expected_start: when the target means to start it (UTC unix seconds).
+        nodes: the names of the nodes that it got.
+        limit_at: when the target's time limit ends it (UTC unix seconds).
         ended_by: what the target ended it for; None if it did not.
     """
 

@@ -39,14 +39,7 @@ PathInside = Annotated[Line, matching(r"(?!/)(?!(.*/)?\.\.(/|$)).*", "a path bel
 
 
 class TargetOptions(Model):
-    """Options of a target; unknown keys and other types are errors.
-
-    Attributes:
-        kind: chooses the class.
-        python, setup: of the training environment there.
-        folder, files: where runs lie there, and what is sent.
-        poll: seconds between requests.
-    """
+    """Options of a target; unknown keys and other types are errors. The ``kind`` chooses the class."""
 
     kind: str
     python: Program | None = Field(
@@ -87,10 +80,7 @@ def sbatch_memory(text: str) -> str:
 class SlurmOptions(TargetOptions):
     """The job's demands on the cluster, by sbatch's own names where it has one.
 
-    Attributes:
-        host, config: for a cluster that is reached by SSH, as are ``folder`` and ``files``.
-        time, memory: also in gputui's own forms.
-        warn: seconds before the limit.
+    ``host`` and ``config``, like ``folder`` and ``files``, are for a cluster that is reached by SSH.
     """
 
     kind: Literal["slurm"]
@@ -132,13 +122,7 @@ _ADDRESS = matching(r"https?://[A-Za-z0-9_.\-\[\]:]+(/[A-Za-z0-9_./~-]*)?", "an 
 
 
 class RayOptions(TargetOptions):
-    """The connection to the cluster, and the job's demands on it.
-
-    Attributes:
-        address, token_file: of the dashboard.
-        shared: nothing is copied.
-        cpus, memory_bytes, resources: of the job.
-    """
+    """The connection to the cluster, and the job's demands on it."""
 
     kind: Literal["ray"]
     address: Annotated[str, _ADDRESS] = Field(description="dashboard, such as http://head:8265")

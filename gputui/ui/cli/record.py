@@ -36,8 +36,7 @@ def record(
     samples = output_file(output, rotate)
     if prometheus is not None:
         _expose(session, address_of(prometheus))
-    from gputui.agent.startup import RecordError
-    from gputui.agent.startup import record as run_recorder
+    from gputui.agent.startup import RecordError, run_recorder
 
     with exit_on(RecordError, code=Exit.UNREACHABLE):
         code = run_recorder(

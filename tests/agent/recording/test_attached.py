@@ -116,7 +116,7 @@ def test_a_signal_between_two_recorders_is_not_lost(workspace: Workspace, monkey
     monkeypatch.setattr(startup, "follow", lambda *_, **__: True)
     monkeypatch.setattr(startup, "_run", run)
     try:
-        startup.record(workspace, interval_seconds=1.0, duration_seconds=None, as_json=True, output=io.StringIO())
+        startup.run_recorder(workspace, interval_seconds=1.0, duration_seconds=None, as_json=True, output=io.StringIO())
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
