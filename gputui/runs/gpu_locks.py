@@ -10,6 +10,7 @@ import os
 import stat
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -17,11 +18,11 @@ from msgspec import Struct
 from gputui.core.config import PRIVATE_DIR_MODE, Workspace
 from gputui.core.text import clean, clip
 from gputui.runs.identity import ProcessIdentity, is_alive
-from gputui.runs.shim import open_lock, take_locks
+from gputui.runs.shim_locks import LockHolder, open_lock, take_locks
 
 UNKNOWN_HOLDER = "another home or user"
-MAX_NOTE_BYTES = 4096
-MAX_HOLDER_CELLS = 80
+MAX_NOTE_BYTES = 4096  # ten times what a shim writes
+MAX_HOLDER_CELLS = 80  # a line of a terminal
 
 
 class GpuHeldError(Exception):
@@ -45,30 +46,6 @@ class HeldLocks(Struct, frozen=True):
         """Release them in this process; one that inherited the descriptors still holds them."""
         for descriptor in self.descriptors:
             os.close(descriptor)
-
-
-class LockHolder(Struct, frozen=True):
-    """The content of a lock file about who holds it: anybody may write there, so it is only shown.
-
-    Attributes:
-        start_ticks: when the process began, as in `ProcessIdentity`.
-        boot_id: the boot and PID namespace in which ``pid`` means anything.
-        user: the login name.
-        workspace: the label of the home that holds the GPU.
-    """
-
-    pid: int
-    start_ticks: int
-    boot_id: str
-    uid: int
-    user: str
-    run_id: str
-    workspace: str
-
-    def words(self) -> str:
-        """``vit-1 of alice``; of this user ``vit-1 of the home /data/home``."""
-        owner = self.workspace if self.uid == os.getuid() else self.user
-        return clip(clean(f"{self.run_id} of {owner} (pid {self.pid})"), MAX_HOLDER_CELLS)
 
 
 class GpuLocks(Struct, frozen=True):
@@ -129,11 +106,18 @@ class GpuLocks(Struct, frozen=True):
 
 
 def _noted_holder(descriptor: int) -> str | None:
-    """The holder that a held lock file names; None if that process is not alive here."""
+    """The holder that a held lock file names, in words; None if that process is not alive here."""
     try:
-        holder = msgspec.json.decode(os.pread(descriptor, MAX_NOTE_BYTES, 0), type=LockHolder)
-    except (OSError, msgspec.MsgspecError):
+        note = msgspec.json.decode(os.pread(descriptor, MAX_NOTE_BYTES, 0), type=dict[str, Any])
+        holder = msgspec.convert([note[name] for name in LockHolder._fields], LockHolder)
+    except (OSError, KeyError, msgspec.MsgspecError):
         return None
     if is_alive(ProcessIdentity(holder.pid, holder.start_ticks, holder.boot_id)):
-        return holder.words()
+        return _holder_words(holder)
     return None
+
+
+def _holder_words(holder: LockHolder) -> str:
+    """``vit-1 of alice``; of this user ``vit-1 of the home /data/home``."""
+    owner = holder.workspace if holder.uid == os.getuid() else holder.user
+    return clip(clean(f"{holder.run_id} of {owner} (pid {holder.pid})"), MAX_HOLDER_CELLS)

@@ -12,8 +12,8 @@ Usage: shim.py ATTEMPT_DIR [DESCRIPTOR ...], where attempt.json says what to sta
 SIGTERM, SIGINT and SIGQUIT ask for a graceful stop, SIGUSR2 kills at once, and other signals are
 ignored.
 
-`python -I -S` finds no package: the shim adds the folder of its own, with nothing but `shim_processes` to import from
-it. All is imported at the start, so that an upgrade leaves a living shim alone.
+`python -I -S` finds no package: the shim adds the folder of its own, from which it imports the modules
+`shim_*`. All is imported at the start, so that an upgrade leaves a living shim alone.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ import os
 import resource
 import select
 import signal
-import stat
 import subprocess
 import sys
 import threading
@@ -41,6 +40,9 @@ if not __package__:
     # Started as a file. Last, so that nothing there takes the place of a module of the standard library.
     sys.path.append(str(Path(__file__).parents[2]))
 
+from gputui.runs.shim_agent import start_agent
+from gputui.runs.shim_command import CommandProcess, free_bytes, spawn
+from gputui.runs.shim_locks import note_holder, take_locks
 from gputui.runs.shim_processes import (
     Descendant,
     Family,
@@ -56,16 +58,19 @@ from gputui.runs.shim_processes import (
     stat_of,
     wait_status_of,
 )
+from gputui.runs.shim_records import reserve_record, write_record
+from gputui.runs.shim_signals import WATCHED, awaited_signal, signal_all, survive_signals
 
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+# What the command left behind has the rest of its grace, and at least so long, to close its files.
 STRAY_GRACE_SECONDS = 2.0
 # Helpers of Python's multiprocessing end by themselves at once; what lives longer was left behind.
 HELPER_SECONDS = 0.3
+# A data loader or a shell ends within it, and the script keeps nearly all of its grace.
 LAST_CALL_SECONDS = 2.0
+# The driver may take as long to free the memory of a killed process.
 UNKILLABLE_SECONDS = 30.0
-RECORD_BYTES = 4096
-# Whoever only tests a lock holds it for an instant.
-LOCK_SECONDS = 0.04
+KILL_AGAIN_SECONDS = 1.0  # for processes that began meanwhile
 # How often the list of processes is updated, and the share of a core that this may cost.
 TREE_SECONDS = 1.0
 TREE_SHARE = 0.001
@@ -73,14 +78,7 @@ TREE_SHARE = 0.001
 # written.
 PASSING = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ETXTBSY)
 PASSING_SECONDS = 60.0
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
-WATCHED = (*STOP_SIGNALS, signal.SIGUSR2, signal.SIGCHLD)
-# Faults of the shim itself, job control, and signals without an effect by default.
-LEFT_ALONE = (
-    *(signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT, signal.SIGSYS, signal.SIGTRAP),
-    *(signal.SIGKILL, signal.SIGSTOP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU, signal.SIGCONT),
-    *(signal.SIGURG, signal.SIGWINCH),
-)
+PASSING_PAUSE_SECONDS = 1.0  # sixty tries cost a full machine nothing
 T = TypeVar("T")
 
 
@@ -127,32 +125,19 @@ class Shim:
         for name in ("exit.json", "started.json"):
             reserve_record(self.directory / name)
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-        conflicts = []
-        if not self.locks:
-            gpu_locks = take_locks(self.plan["lock_files"], shared=self.plan.get("gpu_share", 1.0) < 1)
-            self.locks = list(gpu_locks.descriptors.values())
-            if gpu_locks.conflict is not None:
-                conflicts.append(gpu_locks.conflict)
-        for descriptor in self.locks:
-            note_holder(descriptor, self.plan.get("run_id"), self.plan["workspace"])
+        conflict = self.lock_gpus()
         error = None
-        if not conflicts:
+        if conflict is None:
             error = self.start()
         survivors: list[int] = []
         if self.command.has_started:
             survivors = self.supervise()
         record = self.outcome(survivors)
-        record |= {"started_at": started_at, "error": error, "lease_conflict": conflicts or None}
+        record |= {"started_at": started_at, "error": error, "lease_conflict": None}
+        if conflict is not None:
+            record["lease_conflict"] = [conflict]
         self.note_start()
-        obsolete_files = ["started.json.tmp", "processes.json.tmp"]
-        if survivors:
-            # The list names those that could not be ended.
-            self.list_processes()
-        else:
-            obsolete_files.append("processes.json")
-        for name in obsolete_files:
-            with contextlib.suppress(OSError):
-                (self.directory / name).unlink()
+        self.remove_working_files(survivors)
         self.patiently(lambda: write_record(self.directory / "exit.json", record))
         for descriptor in self.locks:
             os.close(descriptor)
@@ -161,6 +146,29 @@ class Shim:
         if not self.stop.is_graceful:
             start_agent(self.plan.get("agent"))
         return 0
+
+    def lock_gpus(self) -> str | None:
+        """Lock the GPUs, unless whoever started this process has; return the lock file that another process holds."""
+        conflict = None
+        if not self.locks:
+            is_shared = self.plan.get("gpu_share", 1.0) < 1
+            descriptors, conflict, _ = take_locks(self.plan["lock_files"], shared=is_shared)
+            self.locks = list(descriptors.values())
+        for descriptor in self.locks:
+            note_holder(descriptor, self.plan["run_id"], self.plan["workspace"])
+        return conflict
+
+    def remove_working_files(self, survivors: list[int]) -> None:
+        """Remove the files that are of no use after the end."""
+        names = ["started.json.tmp", "processes.json.tmp"]
+        if survivors:
+            # The list names those that could not be ended.
+            self.list_processes()
+        else:
+            names.append("processes.json")
+        for name in names:
+            with contextlib.suppress(OSError):
+                (self.directory / name).unlink()
 
     def claim(self) -> bool:
         """Lock the attempt; return whether it is this shim's.
@@ -198,32 +206,14 @@ class Shim:
 
     def start(self) -> str | None:
         """Start the command. Return why that is not possible, or None."""
-        shell = self.plan.get("shell") or {}
-        environment = {**(shell.get("environment") or os.environ), **self.plan["env"]}
-        limits = limits_to_set(shell.get("limits") or {})
 
-        def prepare() -> None:
-            restore_signals()
-            apply_shell(limits, shell.get("nice"), shell.get("affinity"), shell.get("umask"))
-
-        def spawn() -> subprocess.Popen[bytes]:
+        def spawn_unless_stopped() -> subprocess.Popen[bytes]:
             if self.stop.is_requested:
                 raise OSError(errno.ECANCELED, "stopped before the command could be started")
-            with (self.directory / self.plan.get("output", "output.log")).open("ab", buffering=0) as output:
-                return subprocess.Popen(
-                    self.plan["argv"],
-                    cwd=self.plan["cwd"],
-                    env=environment,
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                    # The shim still has a single thread, so code between fork and exec is safe.
-                    preexec_fn=prepare,
-                )
+            return spawn(self.plan, self.directory)
 
         try:
-            process = self.patiently(spawn)
+            process = self.patiently(spawn_unless_stopped)
         except OSError as error:
             return f"{error.strerror or error}: {error.filename or self.plan['argv'][0]}"
         self.command.pid = process.pid
@@ -251,7 +241,7 @@ class Shim:
             except OSError as error:
                 if error.errno not in PASSING or time.monotonic() >= give_up_at:
                     raise
-            again_at = time.monotonic() + 1.0
+            again_at = time.monotonic() + PASSING_PAUSE_SECONDS
             # A child that failed to start sends SIGCHLD, which must not shorten the pause.
             while (seconds := again_at - time.monotonic()) > 0:
                 self.wait_for_signal(seconds)
@@ -288,7 +278,7 @@ class Shim:
                     # Another user's (sudo), or stuck in the kernel.
                     return sorted(living)
                 signal_all(living, signal.SIGKILL)
-                self.stop.kill_at = now + 1.0
+                self.stop.kill_at = now + KILL_AGAIN_SECONDS
 
     def list_processes(self) -> None:
         """Update processes.json, for an agent that comes when this shim is gone. The slower a look,
@@ -306,16 +296,11 @@ class Shim:
         look misses a process whose parent ends meanwhile: nothing is left when this subreaper has no
         child.
         """
-        began = time.monotonic()
         stop = self.stop
         # A stop that begins during the sweep does not extend these times.
+        times = SweepTimes.of(stop, time.monotonic())
+        kill_at = times.kill_at
         is_graceful = stop.is_graceful
-        kill_at = began + STRAY_GRACE_SECONDS
-        last_call_at = began
-        if is_graceful:
-            kill_at = max(kill_at, stop.kill_at)
-            if stop.last_call_at < math.inf:
-                last_call_at = stop.last_call_at
         has_succeeded = self.command.wait_status == 0 and not stop.is_requested
         while self.reap():
             descendants = self.descendants()
@@ -328,20 +313,17 @@ class Shim:
             if now >= kill_at:
                 signal_all(living, signal.SIGKILL)
                 stop.is_forced = stop.is_forced or (is_graceful and bool(living))
-            elif not has_succeeded or now >= began + HELPER_SECONDS:
+            elif not has_succeeded or now >= times.began + HELPER_SECONDS:
                 if has_succeeded and not self.left_behind:
                     self.left_behind = sorted(filter(None, map(name_of, living)))
-                if now >= last_call_at:
+                if now >= times.last_call_at:
                     self.ask(living)
                 else:
                     self.ask(self.first_of(descendants))
             self.asked_pids &= living
             if living:
                 self.processes.expects_ends = True
-            pause_seconds = 0.5
-            if now < began + STRAY_GRACE_SECONDS or now >= last_call_at:
-                pause_seconds = 0.05
-            self.wait_for_signal(pause_seconds)
+            self.wait_for_signal(times.pause_seconds(now))
         return []
 
     def first_of(self, descendants: dict[int, Stat]) -> set[int]:
@@ -406,52 +388,6 @@ class Shim:
                 self.command.free_bytes = free_bytes(self.directory)
 
 
-class CommandProcess:
-    """The process of the attempt's command.
-
-    Attributes:
-        pid: 0 before the start.
-        started_clock: when it was started (monotonic seconds), None before.
-        wait_status: how it ended, as `os.waitpid` says it; None until then.
-        free_bytes: free space when it ended: on a full disk it could not write why it failed.
-    """
-
-    def __init__(self) -> None:
-        self.pid = 0
-        self.started_clock: float | None = None
-        self.wait_status: int | None = None
-        self.free_bytes: int | None = None
-
-    @property
-    def has_started(self) -> bool:
-        return self.pid != 0
-
-    @property
-    def has_ended(self) -> bool:
-        return self.wait_status is not None
-
-    @property
-    def exit_code(self) -> int | None:
-        """None before its end, and if a signal ended it."""
-        if self.wait_status is None or os.WIFSIGNALED(self.wait_status):
-            return None
-        return os.waitstatus_to_exitcode(self.wait_status)
-
-    @property
-    def signal_number(self) -> int | None:
-        """The signal that ended it; None if none has."""
-        if self.wait_status is None or not os.WIFSIGNALED(self.wait_status):
-            return None
-        return os.WTERMSIG(self.wait_status)
-
-    @property
-    def ran_seconds(self) -> float | None:
-        """The time since its start; a clock that was set meanwhile would make the difference of two dates false."""
-        if self.started_clock is None:
-            return None
-        return time.monotonic() - self.started_clock
-
-
 class Stop:
     """A stop of the attempt, and how far it has come. Times are monotonic seconds, infinite where nothing is to happen.
 
@@ -495,6 +431,36 @@ class Stop:
             self.is_graceful = True
             self.kill_at = time.monotonic() + self.grace_seconds
             self.last_call_at = self.kill_at - min(LAST_CALL_SECONDS, self.grace_seconds / 2)
+
+
+class SweepTimes(NamedTuple):
+    """When a sweep goes from one step to the next (monotonic seconds).
+
+    Attributes:
+        last_call_at: before that only the first processes are asked to end, then all.
+        kill_at: when what still lives is killed.
+    """
+
+    began: float
+    last_call_at: float
+    kill_at: float
+
+    @classmethod
+    def of(cls, stop: Stop, now: float) -> SweepTimes:
+        """The times of a sweep that begins now, which leaves a graceful stop its grace."""
+        kill_at = now + STRAY_GRACE_SECONDS
+        last_call_at = now
+        if stop.is_graceful:
+            kill_at = max(kill_at, stop.kill_at)
+            if stop.last_call_at < math.inf:
+                last_call_at = stop.last_call_at
+        return cls(now, last_call_at, kill_at)
+
+    def pause_seconds(self, now: float) -> float:
+        """The time to the next look: short while processes are about to end."""
+        if now < self.began + STRAY_GRACE_SECONDS or now >= self.last_call_at:
+            return 0.05
+        return 0.5
 
 
 class ProcessList:
@@ -568,275 +534,6 @@ class ProcessList:
         number = os.WTERMSIG(wait_status)
         if number not in (signal.SIGTERM, signal.SIGINT):
             self.killed_ranks.setdefault(pid, {"rank": int(rank.rank or 0), "pid": pid, "signal": number})
-
-
-def awaited_signal(numbers: tuple[int, ...], timeout: float) -> int | None:
-    """One of the blocked signals ``numbers`` that arrives within ``timeout`` seconds."""
-    info = signal.sigtimedwait(numbers, timeout)
-    # If the process was stopped (SIGSTOP) beyond the timeout, Python returns uninitialized memory.
-    if info is not None and info.si_signo in numbers:
-        return info.si_signo
-    return None
-
-
-def signal_all(pids: set[int], number: int) -> None:
-    """Signal descendants. A stopped one handles signals only when continued."""
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, number)
-            if number != signal.SIGKILL:
-                os.kill(pid, signal.SIGCONT)
-
-
-def free_bytes(directory: Path) -> int | None:
-    """The free space of a folder's disk, or None if unknown."""
-    with contextlib.suppress(OSError):
-        status = os.statvfs(directory)
-        return status.f_bavail * status.f_frsize
-    return None
-
-
-# --- the locks of GPUs -------------------------------------------------------------------------
-
-
-class TakenLocks(NamedTuple):
-    """The outcome of `take_locks`.
-
-    Attributes:
-        descriptors: those of the locked files, by path.
-        conflict: the path that another process holds.
-        unusable: why others cannot be locked, by path.
-    """
-
-    descriptors: dict[str, int]
-    conflict: str | None
-    unusable: dict[str, str]
-
-
-def take_locks(paths: list[str], *, shared: bool = False) -> TakenLocks:
-    """Lock files, all or none, in sorted order: alone, or ``shared``.
-
-    A file that cannot be opened or locked is left out: it must not block a GPU.
-    """
-    descriptors: dict[str, int] = {}
-    unusable: dict[str, str] = {}
-    operation = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
-    deadline = time.monotonic() + LOCK_SECONDS
-    for name in sorted(paths):
-        while True:
-            descriptor = -1
-            try:
-                descriptor = open_lock(name)
-                fcntl.flock(descriptor, operation | fcntl.LOCK_NB)
-                descriptors[name] = descriptor
-                break
-            except BlockingIOError:
-                os.close(descriptor)
-                if time.monotonic() >= deadline:
-                    for lock in descriptors.values():
-                        os.close(lock)
-                    return TakenLocks({}, name, unusable)
-                time.sleep(0.01)
-            except OSError as error:
-                if descriptor >= 0:
-                    os.close(descriptor)
-                unusable[name] = error.strerror or str(error)
-                break
-    return TakenLocks(descriptors, conflict=None, unusable=unusable)
-
-
-def note_holder(descriptor: int, run_id: str | None, workspace: str) -> None:
-    """Write into a held lock file who holds it, for other homes and users; ``workspace`` is the label of its home.
-
-    Without permission to write it stays unknown: the lock holds all the same.
-    """
-    # From the environment, because a directory of users in the network may not answer.
-    user = os.environ.get("LOGNAME") or os.environ.get("USER") or f"uid {os.getuid()}"
-    record = {
-        "pid": os.getpid(),
-        "start_ticks": start_ticks_of(os.getpid()),
-        "boot_id": boot_id(),
-        "uid": os.getuid(),
-        "user": user,
-        "run_id": run_id,
-        "workspace": workspace,
-    }
-    note = json.dumps(record).encode()
-    with contextlib.suppress(OSError):
-        os.pwrite(descriptor, note, 0)
-        os.ftruncate(descriptor, len(note))
-
-
-def open_lock(name: str, *, create: bool = True) -> int:
-    """Open a lock file. Raises OSError if it cannot be opened or is no plain file of one name.
-
-    Its folder may be writable for everybody: no link is followed, and no FIFO is waited for. A file that this user may
-    not write is only read, which is enough for a lock.
-    """
-    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    while True:
-        try:
-            descriptor = os.open(name, flags)
-            break
-        except PermissionError:
-            descriptor = os.open(name, flags & ~os.O_ACCMODE | os.O_RDONLY)
-            break
-        except FileNotFoundError:
-            if not create:
-                raise
-        # O_CREAT alone would be refused for another user's file in a sticky folder
-        # (fs.protected_regular).
-        with contextlib.suppress(FileExistsError):
-            mode = 0o666 if Path(name).parent.stat().st_mode & stat.S_IWOTH else 0o600
-            descriptor = os.open(name, flags | os.O_CREAT | os.O_EXCL, mode)
-            os.fchmod(descriptor, mode)
-            break
-    status = os.fstat(descriptor)
-    if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
-        os.close(descriptor)
-        raise OSError(errno.EINVAL, "not a plain file", name)
-    return descriptor
-
-
-# --- the settings of the launching shell -------------------------------------------------------
-
-
-def limits_to_set(limits: dict[str, list[int]]) -> list[tuple[int, tuple[int, int]]]:
-    """Resource limits as far as this process may set them."""
-    settable = []
-    for name, (soft, hard) in limits.items():
-        number = getattr(resource, f"RLIMIT_{name}", None)
-        if number is None:
-            continue
-        most = resource.getrlimit(number)[1]
-        if os.geteuid() != 0 and most != resource.RLIM_INFINITY:
-            hard = most if hard == resource.RLIM_INFINITY else min(hard, most)
-            soft = hard if soft == resource.RLIM_INFINITY else min(soft, hard)
-        settable.append((number, (soft, hard)))
-    return settable
-
-
-def apply_shell(
-    limits: list[tuple[int, tuple[int, int]]], nice: int | None, affinity: list[int] | None, umask: int | None
-) -> None:
-    """Set what the launching shell had; runs between fork and exec. What the kernel refuses stays
-    as it is."""
-    if umask is not None:
-        os.umask(umask)
-    with contextlib.suppress(OSError):
-        if nice is not None:
-            os.setpriority(os.PRIO_PROCESS, 0, nice)
-    with contextlib.suppress(OSError):
-        if affinity:
-            os.sched_setaffinity(0, affinity)
-    for number, pair in limits:
-        with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(number, pair)
-
-
-def survive_signals() -> None:
-    """Make this process outlive all other signals, because an attempt whose shim is killed loses its exit.
-
-    They are caught, not ignored: the command would inherit ignored ones.
-    """
-    for number in signal.valid_signals() - {*WATCHED, *LEFT_ALONE}:
-        if signal.getsignal(number) is signal.SIG_DFL:
-            with contextlib.suppress(OSError):
-                signal.signal(number, lambda *_: None)
-
-
-def restore_signals() -> None:
-    """Give the command the usual signal settings; runs between fork and exec."""
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, WATCHED)
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
-
-
-# --- an agent, if none is alive ----------------------------------------------------------------
-
-
-def start_agent(agent: dict[str, Any] | None) -> None:
-    """Start an agent if none lives and no person ended it on purpose; ``agent`` is that entry of attempt.json.
-
-    One that was killed together with its sampler has no other successor.
-    """
-    if agent is None or Path(agent["stopped"]).exists() or is_agent_alive(Path(agent["lock"])):
-        return
-    environment = {name: value for name, value in os.environ.items() if name not in agent["unset"]}
-    try:
-        with open(agent["log"], "ab", opener=lambda name, flags: os.open(name, flags, 0o600)) as log:
-            process = subprocess.Popen(
-                agent["argv"],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-                env=environment,
-                cwd="/",
-                preexec_fn=restore_signals,
-            )
-    except OSError as error:
-        print(f"no agent could be started: {error}", file=sys.stderr)  # noqa: T201 - for shim.log
-        return
-    # It outlives this process, which does not wait for it.
-    process.returncode = 0
-
-
-def is_agent_alive(lock: Path) -> bool:
-    """Return whether the process in an agent's lock file is alive.
-
-    The lock is not tried, because an agent that just starts would find it taken.
-    """
-    try:
-        holder = json.loads(lock.read_text("utf-8"))
-        process = stat_of(int(holder["pid"]))
-        if process is None or process.is_dead:
-            return False
-        return bool(process.start_ticks == holder["start_ticks"] and boot_id() == holder["boot_id"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
-
-
-# --- records -----------------------------------------------------------------------------------
-
-
-def write_record(path: Path, record: dict[str, Any]) -> None:
-    """Write JSON so that it is complete or missing, also after a power cut. Raises OSError."""
-    temporary = path.with_name(path.name + ".tmp")
-    # Not truncated first, which would lose the reserved space.
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        json.dump(record, file)
-        file.truncate()
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
-
-
-def read_record(path: Path) -> dict[str, Any] | None:
-    """The JSON object in a file, or None."""
-    try:
-        value = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError):
-        return None
-    if isinstance(value, dict):
-        return value
-    return None
-
-
-def reserve_record(path: Path) -> None:
-    """Reserve space for a record: the command may fill the disk, and its end must still be
-    recorded."""
-    with contextlib.suppress(OSError):
-        descriptor = os.open(path.with_name(path.name + ".tmp"), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            os.posix_fallocate(descriptor, 0, RECORD_BYTES)
-        finally:
-            os.close(descriptor)
 
 
 if __name__ == "__main__":

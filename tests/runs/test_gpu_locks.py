@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gputui.core.config import Workspace
-from gputui.runs import shim
+from gputui.runs import shim_locks
 from gputui.runs.gpu_locks import UNKNOWN_HOLDER, GpuHeldError, GpuLocks
 from tests.texts import mentions
 
@@ -51,7 +51,7 @@ def test_a_gpu_is_held_by_one_and_all_or_none_are_taken(locks: GpuLocks, shared:
 
 def test_a_lock_says_who_holds_it_while_that_process_lives(locks: GpuLocks) -> None:
     held_locks = locks.take(["GPU-a"])
-    shim.note_holder(held_locks.descriptors[0], "vit-1", "the home /data/home")
+    shim_locks.note_holder(held_locks.descriptors[0], "vit-1", "the home /data/home")
     assert mentions(locks.holder("GPU-a"), "vit-1 of the home /data/home", f"pid {os.getpid()}")
     with pytest.raises(GpuHeldError, match="GPU-a is held by vit-1 of the home"):
         locks.take(UUIDS)

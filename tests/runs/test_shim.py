@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from gputui.runs import shim, shim_processes
-from gputui.runs.executors.base import LocalExecutor
+from gputui.runs.executors.base import SHIM_FILES, LocalExecutor
 from gputui.runs.executors.process import find
 from gputui.runs.identity import identify, is_alive
 from gputui.runs.processes import processes_of
@@ -26,7 +26,7 @@ from tests.tables import table
 
 STOPPED_WHILE_IT_WAITS = """
 import os, signal, time
-from gputui.runs.shim import STOP_SIGNALS, awaited_signal
+from gputui.runs.shim_signals import STOP_SIGNALS, awaited_signal
 signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
 waiting = os.getpid()
 if os.fork() == 0:
@@ -107,6 +107,7 @@ class Attempt:
             "cwd": str(self.folder),
             "grace_seconds": grace_seconds,
             "lock_files": [],
+            "run_id": "vit-1",
             "workspace": "the home /data/home",
             **plan,
         }
@@ -398,7 +399,8 @@ def test_the_shim_needs_the_standard_library_only() -> None:
     ).stdout
     loaded = printed.split()
     own_modules = {name for name in loaded if name.partition(".")[0] == "gputui"}
-    assert own_modules == {"gputui", "gputui.version", "gputui.runs", "gputui.runs.shim_processes"}
+    own_files = {f"gputui.runs.{path.stem}" for path in SHIM_FILES} - {"gputui.runs.shim"}
+    assert own_modules == {"gputui", "gputui.version", "gputui.runs", *own_files}
     assert {name.partition(".")[0] for name in loaded} - {"gputui", "__main__"} <= sys.stdlib_module_names
 
 

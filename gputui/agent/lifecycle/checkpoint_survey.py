@@ -36,7 +36,7 @@ from gputui.runs.agent_process import read_identity
 from gputui.runs.command import watched_checkpoints
 from gputui.runs.learned_checkpoints import LEARNED
 from gputui.runs.repository import transaction
-from gputui.runs.shim import read_record
+from gputui.runs.shim_records import read_record
 from gputui.runs.stored_spec import spec_of
 from gputui.runs.submission import write_private
 from gputui.store import checkpoints

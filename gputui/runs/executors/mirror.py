@@ -18,7 +18,7 @@ from typing import Any
 from gputui.runs.executors import remote
 from gputui.runs.executors.commands import TargetRefusalError
 from gputui.runs.executors.remote_runner import RemoteRunner, python_of, text_of
-from gputui.runs.shim import read_record
+from gputui.runs.shim_records import read_record
 from gputui.runs.submission import write_private
 
 GIT_SECONDS = 60.0

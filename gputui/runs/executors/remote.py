@@ -37,7 +37,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gputui.runs.executors.remote_checkpoints import resume_plan
-from gputui.runs.shim import read_record, write_record
+from gputui.runs.shim_records import read_record, write_record
 
 if TYPE_CHECKING:
     from gputui.runs.executors.slurm.nodes import Lead

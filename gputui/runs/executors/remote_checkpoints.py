@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from gputui.runs.checkpoint_files import list_checkpoints
 from gputui.runs.checkpoint_formats import validate
-from gputui.runs.shim import read_record
+from gputui.runs.shim_records import read_record
 
 NEWEST_CHECKPOINT = "{newest checkpoint}"
 # A file server may show or stamp the last files of an attempt this long after its end.

@@ -35,8 +35,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any
 
-from gputui.runs import shim
 from gputui.runs.executors import remote
+from gputui.runs.executors.base import SHIM_FILES
 from gputui.runs.executors.commands import (
     MissingProgramError,
     TargetRefusalError,
@@ -46,7 +46,9 @@ from gputui.runs.executors.commands import (
 )
 from gputui.runs.executors.job_status import JobClock, JobStatus, ended_by_itself, recorded_seconds
 from gputui.runs.identity import identify
-from gputui.runs.shim import read_record
+from gputui.runs.shim_agent import start_agent
+from gputui.runs.shim_records import read_record
+from gputui.runs.shim_signals import awaited_signal
 from gputui.runs.submission import write_private
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
@@ -66,7 +68,7 @@ PRIVATE_FIELDS = ("agent", "client_environment", "lock_files", "workspace")
 # The modules of the zipapp that runs on the target, below the package gputui.
 PROGRAM_MODULES = (
     "core/files.py", "runs/checkpoint_files.py", "runs/checkpoint_formats.py", "runs/checkpoint_names.py",
-    "runs/shim.py", "runs/shim_processes.py", "runs/executors/remote.py", "runs/executors/remote_checkpoints.py",
+    *(f"runs/{file.name}" for file in SHIM_FILES), "runs/executors/remote.py", "runs/executors/remote_checkpoints.py",
     "runs/executors/slurm/nodes.py",
 )  # fmt: skip
 PROGRAM_MAIN = "from gputui.runs.executors.remote import main\n\nraise SystemExit(main())\n"
@@ -78,7 +80,7 @@ STOPPED_BEFORE = {"code": None, "signal": None, "stop_requested": True}
 
 def zipapp() -> bytes:
     """The program that runs on the target, the same bytes each time."""
-    package = Path(shim.__file__).parents[1]
+    package = Path(remote.__file__).parents[2]
     folders = sorted({str(parent) for module in PROGRAM_MODULES for parent in Path("gputui", module).parents} - {"."})
     files = {"__main__.py": PROGRAM_MAIN, **{f"{folder}/__init__.py": "" for folder in folders}}
     files |= {f"gputui/{module}": (package / module).read_text("utf-8") for module in PROGRAM_MODULES}
@@ -193,11 +195,11 @@ class RemoteRunner(ABC):
         while not self.poll():
             self.wait(LOOK_SECONDS)
         if self.stop is None:
-            shim.start_agent(self.plan.get("agent"))
+            start_agent(self.plan.get("agent"))
 
     def wait(self, seconds: float) -> None:
         """Sleep, or accept a stop request."""
-        number = shim.awaited_signal(SIGNALS, seconds)
+        number = awaited_signal(SIGNALS, seconds)
         if number is None:
             return
         at_once = number == signal.SIGUSR2

@@ -19,7 +19,7 @@ from gputui.machine.gpu_model import FastTick, GpuFacts, GpuProcess, Inventory
 from gputui.runs import repository
 from gputui.runs.gpu_locks import UNKNOWN_HOLDER, GpuLocks
 from gputui.runs.repository import transaction
-from gputui.runs.shim import note_holder
+from gputui.runs.shim_locks import note_holder
 from gputui.runs.spec import GpuRequest, RunSpec
 from gputui.runs.stored_spec import spec_of
 from gputui.store.attempts import Attempt

@@ -18,7 +18,7 @@ from gputui.runs.executors.job_status import EndedBy, JobStatus
 from gputui.runs.executors.mirror import RUN_FOLDER, MirrorRunner
 from gputui.runs.executors.ray.jobs_api import SENT, JobsApi, entry_script, job_request, on_node, submission_id
 from gputui.runs.executors.remote_runner import python_of, serve
-from gputui.runs.shim import read_record
+from gputui.runs.shim_records import read_record
 from gputui.runs.submission import write_private
 
 # The default upload limit of a cluster (GCS_STORAGE_MAX_SIZE).

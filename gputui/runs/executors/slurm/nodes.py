@@ -24,7 +24,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gputui.runs.shim import WATCHED, Shim, read_record, write_record
+from gputui.runs.shim import Shim
+from gputui.runs.shim_records import read_record, write_record
+from gputui.runs.shim_signals import WATCHED
 
 # Placeholders in attempt.json, which each node replaces.
 NODE_RANK = "{this node's rank}"

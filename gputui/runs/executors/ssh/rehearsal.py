@@ -16,7 +16,7 @@ from gputui.runs.executors.remote_runner import python_of, text_of
 from gputui.runs.executors.ssh.ssh_runner import SshMirror, SshRunner, remove_run_folder
 from gputui.runs.launchers.base import OUTPUT
 from gputui.runs.logs import FIRST_NODE
-from gputui.runs.shim import read_record
+from gputui.runs.shim_records import read_record
 from gputui.runs.submission import write_private
 
 REHEARSAL_SECONDS = 60.0

@@ -15,7 +15,7 @@ from gputui.runs.executors.job_status import JobStatus
 from gputui.runs.executors.mirror import RUN_FOLDER, MirrorRunner
 from gputui.runs.executors.remote_runner import python_of, serve
 from gputui.runs.executors.ssh.connection import PYTHON, UNUSABLE, SshShell, script
-from gputui.runs.shim import read_record
+from gputui.runs.shim_records import read_record
 from gputui.runs.submission import write_private
 
 CODE_SENT = "code.json"
