@@ -21,34 +21,6 @@ from gputui.store.series import GpuSlowSample as GpuSlowSample
 from gputui.store.series import GpuState as GpuState
 from gputui.store.series import HostSample
 
-
-class GpuFacts(Struct, frozen=True):
-    """Values that do not change while the driver is loaded; read once per session.
-
-    Attributes:
-        power_reading: What `GpuSample` has as its power: the instantaneous field, or the driver's value (a mean over
-            one second on Ampere and later, except GA100).
-        memory_is_unified: The memory is the host's: how much is in use says nothing about who uses the GPU.
-    """
-
-    uuid: str
-    index: int
-    name: str
-    pci_bus_id: str | None = None
-    memory_total_bytes: int | None = None
-    power_limit_default_watts: float | None = None
-    power_limit_max_watts: float | None = None
-    temperature_slowdown_celsius: float | None = None
-    temperature_shutdown_celsius: float | None = None
-    pcie_generation_max: int | None = None
-    pcie_width_max: int | None = None
-    compute_capability: str | None = None
-    persistence_mode: bool | None = None
-    mig_mode: bool | None = None
-    power_reading: Literal["instant", "driver"] | None = None
-    memory_is_unified: bool = False
-
-
 # Messages of the sampler, one JSON object per line, tagged by `kind`.
 
 

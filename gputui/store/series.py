@@ -26,7 +26,7 @@ class GpuFacts(Struct, frozen=True):
     Attributes:
         power_reading: What `GpuSample` has as its power: the instantaneous field, or the driver's value (a mean over
             one second on Ampere and later, except GA100).
-        memory_is_unified: Its memory is the host's: how much is in use says nothing about who uses the GPU.
+        memory_is_unified: The memory is the host's: how much is in use says nothing about who uses the GPU.
     """
 
     uuid: str
