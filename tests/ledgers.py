@@ -14,6 +14,15 @@ def ledger_row(name: str, moment: int = 1, attempt: int = 1, step: int | None = 
     times = {"unseen_at": moment - 1.0, "seen_at": float(moment), "modified_at": float(moment)}
     path = name if name.startswith("/") else f"/c/{name}"
     row = CheckpointRow(
-        path, moment, f"{path} {moment}", "", attempt, "run", **times, saved_at=None, step=step, size_bytes=1
+        path,
+        moment,
+        f"{path} {moment}",
+        stamp="",
+        attempt=attempt,
+        origin="run",
+        **times,
+        saved_at=None,
+        step=step,
+        size_bytes=1,
     )
     return replace(row, is_settled=True, **more)

@@ -47,7 +47,9 @@ class RecordedHome(Home):
         """Start an agent."""
         self.recorder = Recorder(self.connection, self.workspace.runs, lambda: self.now)
         self.janitor = Janitor(self.workspace, self.recorder, self.step, lambda: self.now, lambda: self.uptime)
-        self.recorder.take([Inventory(self.now, "simulated", None, (GpuFacts("GPU-0", 0, "H200"),))])
+        self.recorder.take(
+            [Inventory(self.now, "simulated", driver_version=None, gpus=(GpuFacts("GPU-0", 0, "H200"),))]
+        )
 
     def tick(self, utilization: float = 50.0, joules: float | None = None) -> None:
         """Take one sample of everything now."""
@@ -181,7 +183,7 @@ def test_what_is_over_and_old_goes(home: RecordedHome) -> None:
     add_run(connection, "there-1")
     add_alert(connection, "old", 10, 11)
     add_alert(connection, "old but ended lately", 10, 399)
-    add_alert(connection, "lasts", 10, None)
+    add_alert(connection, "lasts", 10, cleared=None)
     add_alert(connection, "new", 390, 391)
     connection.execute(
         "INSERT INTO notices (at, recipient, label, message, due_at, sent_at) VALUES (0, 'a', 'sent', '{}', 0, 1), "

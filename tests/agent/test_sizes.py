@@ -29,7 +29,7 @@ LINE = b"a line of the log, sixty-four bytes long with its line feed ....\n"
 
 def look_at_logs(bounds: LogBounds, now: float, number: int) -> None:
     """Let the bounds look at the logs of an attempt."""
-    bounds.poll(now, [Attempt("job-1", number, "running", {}, (), {}, 0.0)])
+    bounds.poll(now, [Attempt("job-1", number, "running", params={}, gpus=(), launch={}, created_at=0.0)])
     wait_until(lambda: not bounds.context.jobs.is_busy, what="the look")
     bounds.poll(now, [])
 

@@ -103,7 +103,7 @@ DRILLS = [
     Drill("host_oom", killed_for_memory, "OOM killer struck", changed={"num_workers": 2}, actions=("fewer_workers",)),
     Drill(
         "memory_leak",
-        observed_cause("memory_leak", "by 9 GiB an hour; the host's memory is full in 4 min", None),
+        observed_cause("memory_leak", "by 9 GiB an hour; the host's memory is full in 4 min", rank=None),
         "by 9 GiB an hour",
         rank=None,
     ),
@@ -149,7 +149,7 @@ DRILLS = [
     Drill("nan_loss", raised("FloatingPointError: loss is nan at step 41"), "loss is nan", resumes=40),
     Drill(
         "loss_spike",
-        observed_cause("loss_spike", "loss 40 after 2.1", None),
+        observed_cause("loss_spike", "loss 40 after 2.1", rank=None),
         "loss 40",
         "stop",
         resumes=None,

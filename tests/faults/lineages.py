@@ -403,7 +403,17 @@ class History:
         is_known = self.is_folders or not is_whole or chance.random() < self.known
         is_named = path.name.startswith("step_")
         counted = step - run.counted_from
-        content = Content(run.run_id, run.attempts, step, is_whole, loads, is_known, is_named, counted, is_poisoned)
+        content = Content(
+            run.run_id,
+            run.attempts,
+            step,
+            is_whole=is_whole,
+            loads=loads,
+            is_known=is_known,
+            is_named=is_named,
+            counted=counted,
+            is_poisoned=is_poisoned,
+        )
         self.write(path, content)
         remarks = ["" if is_whole else ", cut", "" if loads else ", does not load", "" if is_known else ", unknown"]
         self.tell(f"{run.run_id} saves {path.name}{''.join(remarks)}{', poisoned' if is_poisoned else ''}")

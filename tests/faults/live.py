@@ -255,7 +255,7 @@ def _live(
     drill = _BY_KIND[kind]
     expected = actions or (drill.actions if drill.verdict == "retry" else ("stop",))
     resumes = more.get("resumes", expected not in (("stop",), REPORTED))
-    return Live(kind, how, provoke, expected, drill.changed, resumes)
+    return Live(kind, how, provoke, actions=expected, changed=drill.changed, resumes=resumes)
 
 
 def _texts(*kinds: str, **codes: int) -> list[Live]:

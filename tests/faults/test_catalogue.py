@@ -34,7 +34,10 @@ SPEC = RunSpec(
     checkpoints=CheckpointSpec("/c", "step_*.pt", ("--resume", "{checkpoint}")),
 )
 SAVED = [
-    CheckpointInfo(Path(f"/c/step_{step:08d}.pt"), step, True, "matches its SHA-256", 10, step) for step in (40, 30)
+    CheckpointInfo(
+        Path(f"/c/step_{step:08d}.pt"), step, valid=True, why="matches its SHA-256", size_bytes=10, place=step
+    )
+    for step in (40, 30)
 ]
 # Kinds that only follow from a run's history, not from one failure.
 OF_HISTORY = {"crash_loop"}
@@ -107,7 +110,15 @@ def test_the_same_again_and_again_without_progress_ends(tmp_path: Path) -> None:
             if plan.verdict == "stop":
                 break
             names = tuple(action.name for action in plan.actions)
-            past = PastDecision(attempt, drill.kind, plan.rung, "retry", attempt == 1, bool(plan.changed), names)
+            past = PastDecision(
+                attempt,
+                drill.kind,
+                plan.rung,
+                verdict="retry",
+                progressed=attempt == 1,
+                changed=bool(plan.changed),
+                actions=names,
+            )
             history = (*history, past)
         if plan.verdict != "stop" or not plan.reason:
             endless.append(drill.kind)
@@ -117,7 +128,8 @@ def test_the_same_again_and_again_without_progress_ends(tmp_path: Path) -> None:
 def test_a_crash_loop_is_stopped_whatever_its_incidents_are_called(tmp_path: Path) -> None:
     kinds = ("killed", "peer_lost", "shim_lost")
     history = tuple(
-        PastDecision(number, kind, 0, "retry", False, False, ("restart",)) for number, kind in enumerate(kinds, 1)
+        PastDecision(number, kind, 0, verdict="retry", progressed=False, changed=False, actions=("restart",))
+        for number, kind in enumerate(kinds, 1)
     )
     drill = next(drill for drill in DRILLS if drill.kind == "killed")
     plan = planned(drill, tmp_path, history, LAST_STEP)

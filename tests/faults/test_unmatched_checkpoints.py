@@ -29,12 +29,19 @@ def test_what_looks_like_a_checkpoint(tmp_path: Path) -> None:
         path = folder / saved
         path.parent.mkdir(parents=True)
         path.write_text("x")
-        attempt = AttemptSpan(1, path.stat().st_mtime - 1, None, None, 5, True)
-        search = CheckpointSearch(tmp_path / "db", "a-1", folder, "none_*", (), (attempt,))
+        attempt = AttemptSpan(
+            1, path.stat().st_mtime - 1, ended_at=None, resumed_from=None, last_step=5, has_worked=True
+        )
+        search = CheckpointSearch(tmp_path / "db", "a-1", folder, pattern="none_*", rows=(), attempts=(attempt,))
         assert unmatched(search).pattern == pattern
         # Files from before the run are not its own.
-        later = AttemptSpan(1, path.stat().st_mtime + 1, None, None, 5, True)
-        assert unmatched(CheckpointSearch(tmp_path / "db", "a-1", folder, "none_*", (), (later,))).pattern is None
+        later = AttemptSpan(1, path.stat().st_mtime + 1, ended_at=None, resumed_from=None, last_step=5, has_worked=True)
+        assert (
+            unmatched(
+                CheckpointSearch(tmp_path / "db", "a-1", folder, pattern="none_*", rows=(), attempts=(later,))
+            ).pattern
+            is None
+        )
 
 
 def test_a_checkpoint_is_found_beside_links_to_nowhere_and_large_hidden_folders(tmp_path: Path) -> None:
@@ -44,7 +51,10 @@ def test_a_checkpoint_is_found_beside_links_to_nowhere_and_large_hidden_folders(
         (tmp_path / ".git" / f"{number}.pt").touch()
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "epoch_1.pt").write_text("x")
-    assert unmatched(CheckpointSearch(tmp_path / "db", "a-1", tmp_path, "none_*", (), ())).pattern == "**/epoch_*.pt"
+    assert (
+        unmatched(CheckpointSearch(tmp_path / "db", "a-1", tmp_path, pattern="none_*", rows=(), attempts=())).pattern
+        == "**/epoch_*.pt"
+    )
 
 
 @pytest.mark.long

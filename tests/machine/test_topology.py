@@ -16,9 +16,9 @@ def pairs(count: int, nvlinks: tuple[tuple[int, int], ...] = (), of_cpu: int = 4
         GpuPair(
             first,
             second,
-            True,
-            (first, second) in nvlinks,
-            "one CPU" if first // of_cpu == second // of_cpu else "two CPUs",
+            p2p=True,
+            nvlink=(first, second) in nvlinks,
+            path="one CPU" if first // of_cpu == second // of_cpu else "two CPUs",
         )
         for first, second in combinations(range(count), 2)
     ]

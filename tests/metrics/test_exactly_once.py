@@ -152,7 +152,7 @@ def test_in_whatever_chunks_the_bytes_arrive(
             patch.setattr(reader, name, value)
         rows = outcome(kind, whole, cuts, restarts)
         patch.setattr(reader, "BATCH_BYTES", 200)
-        assert rows == outcome(kind, whole, [], False)
+        assert rows == outcome(kind, whole, [], restarts=False)
 
 
 # --- a process that is killed at any moment, again and again, while another one writes --------------------------------

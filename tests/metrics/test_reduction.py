@@ -44,7 +44,19 @@ def test_blocks_tell_what_the_lines_tell(home: MetricsHome) -> None:
     assert [entry.place for entry in blocks] == list(range(FAN))
     block = values[BLOCK_LINES : 2 * BLOCK_LINES]
     assert blocks[1] == Entry(
-        1, BLOCK_LINES, 0, 0, 0, min(block), max(block), block[0], block[-1], 32, 63, 1.6e9 + 32, 1.6e9 + 63
+        1,
+        BLOCK_LINES,
+        0,
+        positive_infinite=0,
+        negative_infinite=0,
+        low=min(block),
+        high=max(block),
+        first=block[0],
+        last=block[-1],
+        first_step=32,
+        last_step=63,
+        first_at=1.6e9 + 32,
+        last_at=1.6e9 + 63,
     )
     (whole,) = entries(home, "wave", level=1)
     assert whole == envelopes.join(0, blocks)

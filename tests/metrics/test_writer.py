@@ -120,7 +120,7 @@ def test_the_trainers_events_are_no_steps() -> None:
 def test_steps_that_start_again_in_each_epoch(steps: list[int], attempts: list[int], places: list[int]) -> None:
     order = StepOrder()
     numbers = attempts or [1] * len(steps)
-    lines = [MetricLine(0, place, numbers[place], step, None, {}) for place, step in enumerate(steps)]
+    lines = [MetricLine(0, place, numbers[place], step=step, at=None, values={}) for place, step in enumerate(steps)]
     assert [place for place, added in enumerate(lines) if order.add([added])] == places
 
 

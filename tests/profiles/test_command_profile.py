@@ -211,7 +211,7 @@ def test_the_folder_of_the_run_is_the_only_placeholder(scripts: Path, typed: str
     spec = resolve(command_profile(shlex.split(typed), scripts), GpuChoice(inventory=[]))
     program = spec.program if spec.launcher == "command" else ()
     params = as_typed(spec.params, spec.spellings)
-    assert [*expand((*program, *(spec.args or ())), params, "/run", None)] == shlex.split(started)
+    assert [*expand((*program, *(spec.args or ())), params, "/run", checkpoint=None)] == shlex.split(started)
 
 
 def test_a_number_has_its_typed_text_until_it_changes(scripts: Path) -> None:

@@ -47,9 +47,9 @@ def test_what_the_launching_shell_cannot_select_and_what_it_may_abbreviate() -> 
     for text, phrase in (("MIG-1234", "MIG"), ("1,1", "twice")):
         with pytest.raises(SelectionError, match=phrase):
             shell_selection(text)
-    assert request_gpus(shell_selection("GPU-00000002"), FOUR, None) == GpuRequest(1, (UUIDS[2],))
+    assert request_gpus(shell_selection("GPU-00000002"), FOUR, memory_bytes=None) == GpuRequest(1, (UUIDS[2],))
     with pytest.raises(SelectionError, match="does not exist"):
-        request_gpus(shell_selection("GPU-0000000"), FOUR, None)
+        request_gpus(shell_selection("GPU-0000000"), FOUR, memory_bytes=None)
 
 
 @table(
@@ -75,7 +75,7 @@ def test_what_cannot_be_asked(value: object) -> None:
     ],
 )  # fmt: skip
 def test_requests(value: object, inventory: Sequence[GpuFacts] | None, request_: GpuRequest) -> None:
-    assert request_gpus(parse_selection(value), inventory, None) == request_
+    assert request_gpus(parse_selection(value), inventory, memory_bytes=None) == request_
 
 
 @table(
@@ -89,16 +89,16 @@ def test_gpus_that_the_home_leaves_to_others(value: object, result: GpuRequest |
     selection = parse_selection(value)
     excluded = {UUIDS[3]}
     if isinstance(result, GpuRequest):
-        assert request_gpus(selection, FOUR, None, excluded) == result
+        assert request_gpus(selection, FOUR, memory_bytes=None, excluded=excluded) == result
         return
     with pytest.raises(SelectionError) as caught:
-        request_gpus(selection, FOUR, None, excluded)
+        request_gpus(selection, FOUR, memory_bytes=None, excluded=excluded)
     assert mentions(str(caught.value), *result) and caught.value.is_refusal
 
 
 def test_a_home_that_uses_no_gpu_of_the_machine_does_not_fall_back_to_the_cpu() -> None:
     with pytest.raises(SelectionError, match=r"gpus\.yaml"):
-        request_gpus(parse_selection("all"), FOUR, None, set(UUIDS))
+        request_gpus(parse_selection("all"), FOUR, memory_bytes=None, excluded=set(UUIDS))
 
 
 @table(
@@ -115,5 +115,5 @@ def test_what_this_machine_cannot_serve(
     value: str, inventory: Sequence[GpuFacts] | None, phrases: tuple[str, ...]
 ) -> None:
     with pytest.raises(SelectionError) as caught:
-        request_gpus(parse_selection(value), inventory, None)
+        request_gpus(parse_selection(value), inventory, memory_bytes=None)
     assert mentions(str(caught.value), *phrases) and caught.value.is_refusal

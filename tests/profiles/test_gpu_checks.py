@@ -47,7 +47,7 @@ SPEC = RunSpec(
 
 def past_peak(run: str, batch: int, gib: float | None, *, ran_out: bool = False, **others: Any) -> PastPeak:
     params = {"batch_size": batch, "lr": 0.3, "layers": 12, "steps": 9, **others}
-    return PastPeak(run, 1, params, 2, None if gib is None else round(gib * GIB), ran_out)
+    return PastPeak(run, 1, params, gpu_count=2, peak_bytes=None if gib is None else round(gib * GIB), ran_out=ran_out)
 
 
 def gpu_sample(index: int, celsius: float = 30.0, gib: float = 0.5, *reasons: str) -> GpuSample:
@@ -95,7 +95,21 @@ class TestGpus:
 
     def test_ones_that_a_queued_run_gets_first_are_not_free(self) -> None:
         big = json.dumps(replace(SPEC, gpus=GpuRequest(4)).to_json())
-        waiting = WaitingRuns((Run("big-1", 1, "big", "big", RunState.QUEUED, 0, {}, big, 0.0),))
+        waiting = WaitingRuns(
+            (
+                Run(
+                    "big-1",
+                    1,
+                    "big",
+                    profile="big",
+                    state=RunState.QUEUED,
+                    attempt=0,
+                    params={},
+                    spec_json=big,
+                    created_at=0.0,
+                ),
+            )
+        )
         busy = situation(holders={0: ("vit-1",)}, waiting=waiting)
         busy = replace(busy, promised=busy.promises())
         assert set(busy.promised.values()) == {"big-1"} and not usable(busy)
@@ -158,8 +172,8 @@ def test_memory_expected_from_earlier_runs(runs: list[PastPeak], expected: Expec
         ([past_peak("a", 64, 60)], "pass", ("60 GiB", "80 GiB", "1 earlier run")),
         ([past_peak("a", 32, 40)], "warn", ("another batch size",)),
         ([], "skip", ()),
-        ([past_peak("a", 64, None, ran_out=True), past_peak("b", 32, 20)], "warn", ("a ", "batch_size 64")),
-        ([past_peak("a", 128, None, ran_out=True), past_peak("b", 64, 20)], "pass", ()),
+        ([past_peak("a", 64, gib=None, ran_out=True), past_peak("b", 32, 20)], "warn", ("a ", "batch_size 64")),
+        ([past_peak("a", 128, gib=None, ran_out=True), past_peak("b", 64, 20)], "pass", ()),
         ([past_peak("a", 64, 70, ran_out=True, layers=24)], "skip", ()),
     ],
 )
@@ -171,7 +185,7 @@ def test_whether_memory_suffices(runs: list[PastPeak], status: str, phrases: tup
 
 def test_memory_is_not_judged_without_gpus_or_their_figures() -> None:
     for spec in (SPEC, replace(SPEC, gpus=GpuRequest(0))):
-        assert check_memory([past_peak("a", 64, 60)], spec, None).status == "skip"
+        assert check_memory([past_peak("a", 64, 60)], spec, situation=None).status == "skip"
 
 
 def test_free_ones_in_the_order_of_their_indices() -> None:
@@ -229,11 +243,22 @@ def test_who_is_on_an_occupied_gpu_is_said_and_a_desktop_can_be_accepted() -> No
 
 
 def test_near_ones_are_preferred_but_not_to_healthy_ones() -> None:
-    pairs = [GpuPair(low, high, True, {low, high} == {1, 3}, "two CPUs") for low in range(4) for high in range(low)]
-    assert chosen(OF_80_GIB, 2, None, pairs) == [1, 3] and chosen(OF_80_GIB, 1, None, pairs) == [0]
+    pairs = [
+        GpuPair(low, high, p2p=True, nvlink={low, high} == {1, 3}, path="two CPUs")
+        for low in range(4)
+        for high in range(low)
+    ]
+    assert chosen(OF_80_GIB, 2, memory=None, pairs=pairs) == [1, 3] and chosen(
+        OF_80_GIB, 1, memory=None, pairs=pairs
+    ) == [0]
     remap = {index: GpuSlowSample(f"GPU-{index}", row_remap_pending=True) for index in range(4)}
     worried = situation(slow={3: remap[3]})
-    assert chosen(worried, 2, None, pairs) == [0, 1] and chosen(worried, 4, None, pairs) == [0, 1, 2, 3]
+    assert chosen(worried, 2, memory=None, pairs=pairs) == [0, 1] and chosen(worried, 4, memory=None, pairs=pairs) == [
+        0,
+        1,
+        2,
+        3,
+    ]
     only_one_calm = situation(slow={index: remap[index] for index in (0, 2, 3)})
-    assert chosen(only_one_calm, 1, None, pairs) == [1]
-    assert chosen(only_one_calm, 2, None, pairs) == [1, 3], "the nearest of the doubtful"
+    assert chosen(only_one_calm, 1, memory=None, pairs=pairs) == [1]
+    assert chosen(only_one_calm, 2, memory=None, pairs=pairs) == [1, 3], "the nearest of the doubtful"

@@ -64,7 +64,17 @@ NO_HISTORY = SavedHistory()
 def saved(spec: RunSpec, params: Mapping[str, Scalar] | None = None, history: SavedHistory = NO_HISTORY) -> str:
     """The profile of a run that ended with these parameters, as of its first attempt."""
     text = json.dumps(spec.to_json())
-    run = Run("a-1", 1, "a", "a", RunState.FAILED, 1, spec.params if params is None else params, text, 0.0)
+    run = Run(
+        "a-1",
+        1,
+        "a",
+        profile="a",
+        state=RunState.FAILED,
+        attempt=1,
+        params=spec.params if params is None else params,
+        spec_json=text,
+        created_at=0.0,
+    )
     return saved_profile(run, "mine", history)
 
 
@@ -72,7 +82,7 @@ PHASES = (Phase(10, {"lr": 0.1}), Phase(None, {"lr": 0.5, "model": "b"}))
 
 
 def attempt(number: int, **params: Scalar) -> Attempt:
-    return Attempt("a-1", number, "failed", params, (), {}, 0.0)
+    return Attempt("a-1", number, "failed", params=params, gpus=(), launch={}, created_at=0.0)
 
 
 def decision(number: int, verdict: str, **params: Scalar) -> DecisionView:
@@ -157,7 +167,17 @@ def test_what_recovery_changed_is_only_a_comment(
     remarks: int,
 ) -> None:
     spec = RunSpec(**SCRIPT, **PYTHON, params={"bs": 8, "lr": 0.1}, args=("{bs}", "{lr}"))
-    run = Run("a-1", 1, "a", "a", RunState.FAILED, len(attempts), ended_with, json.dumps(spec.to_json()), 0.0)
+    run = Run(
+        "a-1",
+        1,
+        "a",
+        profile="a",
+        state=RunState.FAILED,
+        attempt=len(attempts),
+        params=ended_with,
+        spec_json=json.dumps(spec.to_json()),
+        created_at=0.0,
+    )
     text = saved_profile(run, "mine", SavedHistory((), attempts, decisions))
     params = read_profile(text, Path("/elsewhere/mine.yaml")).form.params
     assert {name: param.default for name, param in params.items()} == requested
@@ -171,7 +191,7 @@ def test_secrets_and_what_was_learned() -> None:
     )
     form = LearnedForm("step 1 loss \x1b[31m0.5", ("loss",), r"step (?P<step>\d+) loss (?P<loss>\S+)")
     reports = [
-        SourceReport("/log", "output", 9, ("loss",), None, (form,)),
+        SourceReport("/log", "output", 9, names=("loss",), step=None, forms=(form,)),
         SourceReport("/w/a.csv", "csv", 5, ("acc",), "epoch"),
     ]
     text = saved(spec, history=SavedHistory(reports))
@@ -208,7 +228,7 @@ def test_secrets_are_to_be_filled_in(fields: dict[str, Any], filled: list[str], 
     profile = read_profile(text, Path("/elsewhere/mine.yaml"))
     secrets = {name: "x" for name, param in profile.form.params.items() if param.default == UNDECIDED}
     again = resolve(profile, overrides=secrets, environ={})
-    assert [*expand((*again.program, *(again.args or ())), again.params, "/run", None)] == filled
+    assert [*expand((*again.program, *(again.args or ())), again.params, "/run", checkpoint=None)] == filled
     assert set(redact_spec(again).params.values()) == ({0.1, REDACTED} if secrets else {0.1})
 
 

@@ -53,7 +53,9 @@ def test_the_trainer_understands_the_command(path: Path) -> None:
 @of_the_trainer
 def test_a_smaller_batch_keeps_the_samples_of_a_step_in_every_phase(path: Path) -> None:
     spec = resolved(path)
-    shrunk = shrink_batch(ActionContext(Incident("cuda_oom", 0, 1, "", "", ()), spec, spec.params))
+    shrunk = shrink_batch(
+        ActionContext(Incident("cuda_oom", 0, 1, summary="", fingerprint="", evidence_lines=()), spec, spec.params)
+    )
     assert isinstance(shrunk, AppliedAction)
     changed = dict(spec.params) | {change.parameter: change.after for change in shrunk.changes}
     before, after = (unfold(settings_of(spec, dict(params))) for params in (spec.params, changed))

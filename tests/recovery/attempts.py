@@ -137,8 +137,8 @@ def _read(path: Path) -> Case:
         path.stem,
         fields["kind"],
         json.loads(fields["rank"]),
-        json.loads(fields["last_step"]),
-        fields["launcher"],
-        json.loads(fields["exit"]),
-        files,
+        last_step=json.loads(fields["last_step"]),
+        launcher=fields["launcher"],
+        exit=json.loads(fields["exit"]),
+        files=files,
     )

@@ -107,7 +107,14 @@ class Lines:
         else:
             times = {1: 1.0, 1 + self.gap: 2.0}
         by_step = dict(enumerate(losses, 1))
-        return [Source([StepLine(at, step, True, by_step.get(step), (0, step)) for step, at in times.items()])]
+        return [
+            Source(
+                [
+                    StepLine(at, step, states_time=True, loss=by_step.get(step), begin=(0, step))
+                    for step, at in times.items()
+                ]
+            )
+        ]
 
     def first(self, attempt: int) -> StepLine | None:
         return self.sources(attempt)[0].first()

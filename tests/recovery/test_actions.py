@@ -12,7 +12,7 @@ from gputui.recovery.kinds import KINDS
 from gputui.runs.spec import RunSpec, Scalar
 from tests.tables import table
 
-OOM = Incident("cuda_oom", 1, 40, "", "f" * 16, ())
+OOM = Incident("cuda_oom", 1, 40, summary="", fingerprint="f" * 16, evidence_lines=())
 
 SHRUNK = {
     (16, 3): (12, 4), (64, 1): (32, 2), (32, 4): (21, 6), (8, 2): (4, 4), (2, 1): (1, 2), (7, 1): (1, 7),

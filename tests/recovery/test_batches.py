@@ -16,12 +16,26 @@ from gputui.runs.spec import MetricsSpec, RunSpec, Scalar
 from tests.tables import table
 from tests.texts import mentions
 
-OOM = Incident("cuda_oom", 1, 40, "rank 1 ran out of GPU memory", "f" * 16, ())
-ASSERTS = Incident("user_exception", 0, None, "rank 0 raised an exception (AssertionError)", "e" * 16, ())
+OOM = Incident("cuda_oom", 1, 40, summary="rank 1 ran out of GPU memory", fingerprint="f" * 16, evidence_lines=())
+ASSERTS = Incident(
+    "user_exception",
+    0,
+    step=None,
+    summary="rank 0 raised an exception (AssertionError)",
+    fingerprint="e" * 16,
+    evidence_lines=(),
+)
 NANOGPT: dict[str, Scalar] = {"batch_size": 12, "gradient_accumulation_steps": 40}
 
 LOWERED = PastDecision(
-    1, "cuda_oom", 0, "retry", True, True, ("shrink_batch",), {"batch_size": 12, "gradient_accumulation_steps": 40}
+    1,
+    "cuda_oom",
+    0,
+    verdict="retry",
+    progressed=True,
+    changed=True,
+    actions=("shrink_batch",),
+    replaced={"batch_size": 12, "gradient_accumulation_steps": 40},
 )
 TRIED: dict[str, Scalar] = {"batch_size": 9, "gradient_accumulation_steps": 54}
 
@@ -100,16 +114,32 @@ def test_fewer_ranks_share_what_more_of_them_shared() -> None:
 
 
 def test_a_change_with_which_the_run_does_not_start_is_taken_back_and_the_next_smaller_batch_tried() -> None:
-    plan = planned([LOWERED], TRIED, ASSERTS, None)
+    plan = planned([LOWERED], TRIED, ASSERTS, step=None)
     assert plan.verdict == "retry" and plan.params == {"batch_size": 8, "gradient_accumulation_steps": 60}
     assert [action.name for action in plan.actions] == ["undo", "shrink_batch"]
     assert plan.delay_seconds == 0.0 and mentions(plan.reason, "batch_size 12 → 9")
-    again = PastDecision(2, "user_exception", 0, "retry", False, True, ("undo", "shrink_batch"), LOWERED.replaced)
-    third = planned([LOWERED, again], plan.params, ASSERTS, None)
+    again = PastDecision(
+        2,
+        "user_exception",
+        0,
+        verdict="retry",
+        progressed=False,
+        changed=True,
+        actions=("undo", "shrink_batch"),
+        replaced=LOWERED.replaced,
+    )
+    third = planned([LOWERED, again], plan.params, ASSERTS, step=None)
     assert third.params == {"batch_size": 7, "gradient_accumulation_steps": 68}
 
 
-@table(("incident", "step"), [(OOM, None), (ASSERTS, 41), (Incident("killed", 1, None, "", "f" * 16, ()), None)])
+@table(
+    ("incident", "step"),
+    [
+        (OOM, None),
+        (ASSERTS, 41),
+        (Incident("killed", 1, step=None, summary="", fingerprint="f" * 16, evidence_lines=()), None),
+    ],
+)
 def test_nothing_is_taken_back_for_the_same_trouble_after_a_step_or_for_another_reason(
     incident: Incident, step: int | None
 ) -> None:

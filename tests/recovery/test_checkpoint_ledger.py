@@ -23,7 +23,9 @@ from tests.texts import mentions
 
 def span(number: int, base: str | None = None, last: int | None = 1, *, is_over: bool = True) -> AttemptSpan:
     begun = 100.0 * number
-    return AttemptSpan(number, begun, begun + 90.0 if is_over else None, base, last, last is not None)
+    return AttemptSpan(
+        number, begun, begun + 90.0 if is_over else None, resumed_from=base, last_step=last, has_worked=last is not None
+    )
 
 
 def file(name: str, content: str | None = None, *, at: float = 0.0, stamp: str = "") -> FoundCheckpoint:
@@ -74,7 +76,7 @@ def chosen(
     def check(path: Path) -> CheckpointInfo:
         verdict = verdicts.get(path.stem, "whole")
         return CheckpointInfo(
-            path, None, verdict == "whole", f"is {verdict}", 1,
+            path, step=None, valid=verdict == "whole", why=f"is {verdict}", size_bytes=1,
             is_unknown=verdict == "unknown", is_unreadable=verdict in ("away", "gone"), is_missing=verdict == "gone",
         )  # fmt: skip
 

@@ -297,7 +297,7 @@ def test_only_the_end_of_a_huge_log_is_read(tmp_path: Path) -> None:
 def test_any_text_gives_an_incident_and_never_an_error(
     output: str, stderr: str, code: int | None, launcher: str
 ) -> None:
-    tails = EvidenceLog(None, "output", output), EvidenceLog(1, "stderr", stderr)
+    tails = EvidenceLog(rank=None, stream="output", text=output), EvidenceLog(1, "stderr", stderr)
     errors = (ErrorFile(1, output, stderr, 3.0),)
     incident = classify(Evidence(ExitRecord(code=code), launcher, errors=errors, tails=tails))
     assert incident.kind in KINDS
@@ -362,12 +362,16 @@ def test_the_rank_that_a_signal_ended_is_named_where_its_launcher_is_a_script(
 
 def test_launchers_of_several_nodes_each_report_their_own_ranks(tmp_path: Path) -> None:
     """Their stamps are of one second, so that only the ranks' own messages tell which was first."""
-    case = Case("nodes", "", None, 4, "torchrun", {"code": 1}, NODES)
+    case = Case("nodes", "", rank=None, last_step=4, launcher="torchrun", exit={"code": 1}, files=NODES)
     incident = classify(case.evidence(tmp_path / "one"))
     assert (incident.kind, incident.rank) == ("user_exception", 1)
     # The report of another node names the failed rank, so no rank is said to have left early.
     lost = {**NODES, "nodes/1/ranks/a-1.1_y/attempt_0/0/stderr.log": PEER_LOST.format(rank=1)}
-    incident = classify(Case("nodes", "", None, 4, "torchrun", {"code": 1}, lost).evidence(tmp_path / "two"))
+    incident = classify(
+        Case("nodes", "", rank=None, last_step=4, launcher="torchrun", exit={"code": 1}, files=lost).evidence(
+            tmp_path / "two"
+        )
+    )
     assert (incident.kind, incident.rank) == ("peer_lost", 0)
 
 

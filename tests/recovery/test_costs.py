@@ -28,7 +28,7 @@ def test_steps_after_the_checkpoint_and_the_time_until_they_are_done_again() -> 
 
 
 def test_what_is_lost_of_a_shared_gpu_is_the_runs_part() -> None:
-    beside = (FellowStay("b-1", 0.0, None),)
+    beside = (FellowStay("b-1", 0.0, end=None),)
     shared = [replace(attempt, gpus=("a",), fellows=beside) for attempt in (FIRST_ATTEMPT, second_attempt())]
     assert cost_of(shared, Lines(times=TIMES)).lost_gpu_hours == pytest.approx((12 + 9) / 2 / 3600)
 
@@ -65,7 +65,7 @@ def test_an_attempt_that_went_on_by_itself_costs_at_least_what_it_repeats() -> N
 
 
 @table("losses, cost", [
-    ({}, Cost(None, None, None)),
+    ({}, Cost(lost_steps=None, lost_seconds=None, lost_gpu_hours=None)),
     # A first loss as high as at the beginning shows a new start, one as low as the last a loaded checkpoint.
     ({1: [9.0, 5.0, 1.0], 2: [9.0]}, Cost(39, 59.0, pytest.approx((41 + 9) * 2 / 3600))),
     ({1: [9.0, 5.0, 1.0], 2: [1.0]}, Cost(9, 30.0, pytest.approx((12 + 9) * 2 / 3600))),
@@ -88,7 +88,9 @@ def test_the_step_of_a_checkpoint_that_its_name_does_not_tell_is_about_right() -
 
 def test_what_a_restart_without_steps_costs_is_unknown_where_it_succeeded() -> None:
     silent = second_attempt(last=None, first_step=None, started_at=61.0, ended_at=900.0, state="succeeded")
-    assert cost_of([FIRST_ATTEMPT, silent], Lines(times=line(1, 1, 39, 11.0))) == Cost(None, None, None)
+    assert cost_of([FIRST_ATTEMPT, silent], Lines(times=line(1, 1, 39, 11.0))) == Cost(
+        lost_steps=None, lost_seconds=None, lost_gpu_hours=None
+    )
 
 
 def test_a_checkpoint_without_a_number_is_known_by_the_next_first_step() -> None:
@@ -104,9 +106,9 @@ def test_a_checkpoint_without_a_number_is_known_by_the_next_first_step() -> None
 
 
 def test_unknown_is_never_zero() -> None:
-    assert cost_of([FIRST_ATTEMPT], Lines(times=TIMES)) == Cost(None, None, None)
+    assert cost_of([FIRST_ATTEMPT], Lines(times=TIMES)) == Cost(lost_steps=None, lost_seconds=None, lost_gpu_hours=None)
     without_metrics = [attempt(1, at=0.0), second_attempt(last=None, first_step=None, ended_at=None)]
-    assert cost_of(without_metrics, Lines(times={})) == Cost(None, None, None)
+    assert cost_of(without_metrics, Lines(times={})) == Cost(lost_steps=None, lost_seconds=None, lost_gpu_hours=None)
     # It has been started but did no step yet.
     assert (
         cost_of(
@@ -137,6 +139,6 @@ def test_spans_never_overlap_even_where_an_attempt_did_nothing() -> None:
         Lines(times=line(1, 1, 39, 11.0) | line(3, 31, 99, 100.0)),
     )
     assert by_attempt[1].lost_seconds == 80.0 - 40.0
-    assert by_attempt[2] == Cost(None, 100.0 - 80.0, pytest.approx(9 * 2 / 3600))
+    assert by_attempt[2] == Cost(lost_steps=None, lost_seconds=100.0 - 80.0, lost_gpu_hours=pytest.approx(9 * 2 / 3600))
     together = total(by_attempt.values())
     assert together == Cost(9, 60.0, pytest.approx((12 + 19 + 9) * 2 / 3600), incidents=2, unknown=1)

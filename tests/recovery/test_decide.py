@@ -36,7 +36,7 @@ STUCK = AttemptReach(last_step=40, best_step_before=40)
 
 
 def incident(kind: str = "killed", step: int | None = 40) -> Incident:
-    return Incident(kind, 1, step, f"rank 1 met {kind}", "f" * 16, ())
+    return Incident(kind, 1, step, summary=f"rank 1 met {kind}", fingerprint="f" * 16, evidence_lines=())
 
 
 def spec(**values: Any) -> RunSpec:
@@ -49,7 +49,7 @@ def spec(**values: Any) -> RunSpec:
 
 
 def checkpoint(step: int, valid: bool = True, why: str = "matches its SHA-256", place: int = 0) -> CheckpointInfo:
-    return CheckpointInfo(Path(f"/c/step_{step:08d}.pt"), step, valid, why, 10, place or step)
+    return CheckpointInfo(Path(f"/c/step_{step:08d}.pt"), step, valid, why=why, size_bytes=10, place=place or step)
 
 
 def plan_for(
@@ -80,7 +80,9 @@ def plan_for(
 
 
 def retry(kind: str, rung: int, *, attempt: int = 1, progressed: bool = False, changed: bool = False) -> PastDecision:
-    return PastDecision(attempt, kind, rung, "retry", progressed, changed, ("restart",))
+    return PastDecision(
+        attempt, kind, rung, verdict="retry", progressed=progressed, changed=changed, actions=("restart",)
+    )
 
 
 def skipped(plan: RecoveryPlan) -> list[str]:
@@ -101,14 +103,32 @@ def ladder_of(details: list[tuple[int | None, str]], kind: str = "cuda_oom") -> 
         if plan.verdict == "stop":
             return sizes, plan
         actions = tuple(action.name for action in plan.actions if not isinstance(action, SkippedAction))
-        past = PastDecision(len(history) + 1, kind, plan.rung, "retry", reach.made, True, actions, dict(params))
+        past = PastDecision(
+            len(history) + 1,
+            kind,
+            plan.rung,
+            verdict="retry",
+            progressed=reach.made,
+            changed=True,
+            actions=actions,
+            replaced=dict(params),
+        )
         history.append(replace(past, step=step, detail=detail))
         params = plan.params
         sizes.append(params["batch_size"])
 
 
 def past(kind: str, attempt: int, *, progressed: bool = False, **replaced: Scalar) -> PastDecision:
-    return PastDecision(attempt, kind, 0, "retry", progressed, bool(replaced), ("shrink_batch",), replaced)
+    return PastDecision(
+        attempt,
+        kind,
+        0,
+        verdict="retry",
+        progressed=progressed,
+        changed=bool(replaced),
+        actions=("shrink_batch",),
+        replaced=replaced,
+    )
 
 
 OOM = [past("cuda_oom", 1, progressed=True, batch_size=64), past("cuda_oom", 2, batch_size=48)]
@@ -144,7 +164,16 @@ def test_a_batch_is_lowered_until_it_fits_or_is_one(batch: int, limit: int, trie
             break
         actions = tuple(action.name for action in plan.actions if not isinstance(action, SkippedAction))
         history.append(
-            PastDecision(1, "cuda_oom", plan.rung, "retry", not history, True, actions, {"batch_size": size})
+            PastDecision(
+                1,
+                "cuda_oom",
+                plan.rung,
+                verdict="retry",
+                progressed=not history,
+                changed=True,
+                actions=actions,
+                replaced={"batch_size": size},
+            )
         )
         params = plan.params
         sizes.append(params["batch_size"])
@@ -185,7 +214,7 @@ def test_the_reason_names_the_batches_that_made_no_difference() -> None:
     ("nan_loss", [past("killed", 1), past("hang", 2, progressed=True)], STUCK, "no progress; then "),
     ("nan_loss", [past("killed", 1), *OOM[1:], past("killed", 3)], STUCK,
      "out of GPU memory, so recovery changed batch_size 48 → 16, killed from outside 2×; then "),
-    ("nan_loss", [*OOM, PastDecision(3, "cuda_oom", 0, "stop", False, False)], STUCK, ""),
+    ("nan_loss", [*OOM, PastDecision(3, "cuda_oom", 0, verdict="stop", progressed=False, changed=False)], STUCK, ""),
     ("cuda_oom", OOM, STUCK, ""),
 ])  # fmt: skip
 def test_the_reason_of_an_end_begins_with_what_recovery_reacted_to(
@@ -218,7 +247,16 @@ def test_another_remedy_is_tried_when_smaller_batches_made_no_difference() -> No
     params = PARAMS | {"batch_size": 9}
     history = [
         PastDecision(
-            number, "cuda_oom", 0, "retry", False, True, ("shrink_batch",), {"batch_size": size}, 40, f"{SAME})"
+            number,
+            "cuda_oom",
+            0,
+            verdict="retry",
+            progressed=False,
+            changed=True,
+            actions=("shrink_batch",),
+            replaced={"batch_size": size},
+            step=40,
+            detail=f"{SAME})",
         )
         for number, size in ((1, 16), (2, 12))
     ]
@@ -242,7 +280,7 @@ def test_then_checkpoints_gradients_then_stops() -> None:
 
 def test_what_was_tried_is_told_in_words() -> None:
     params = PARAMS | {"batch_size": 1, "gradient_checkpointing": True}
-    smaller = PastDecision(1, "cuda_oom", 1, "retry", False, True, ("shrink_batch",))
+    smaller = PastDecision(1, "cuda_oom", 1, verdict="retry", progressed=False, changed=True, actions=("shrink_batch",))
     plan = plan_for("cuda_oom", history=[smaller], params=params, progress=STUCK)
     assert plan.because == "exhausted" and mentions(plan.reason, "a smaller batch")
 
@@ -341,7 +379,7 @@ def test_the_budget_of_attempts_counts_the_first_one() -> None:
 
 def test_a_stop_begins_the_count_anew() -> None:
     history = [retry("killed", 0, attempt=n) for n in range(1, 8)]
-    history.append(PastDecision(8, "killed", 2, "stop", False, False))
+    history.append(PastDecision(8, "killed", 2, verdict="stop", progressed=False, changed=False))
     plan = plan_for("killed", history=history, progress=STUCK)
     assert plan.verdict == "retry" and plan.rung == 0
 
@@ -365,13 +403,15 @@ def test_waiting_grows_with_fruitless_attempts_and_is_bounded() -> None:
 
 
 def test_damaged_checkpoints_are_passed_over_and_named() -> None:
-    plan = plan_for(checkpoints=[checkpoint(60, False, "does not match the SHA-256 in x.sha256"), checkpoint(40)])
+    plan = plan_for(
+        checkpoints=[checkpoint(60, valid=False, why="does not match the SHA-256 in x.sha256"), checkpoint(40)]
+    )
     assert plan.resume_from == "/c/step_00000040.pt"
     assert skipped(plan) == ["resuming from step_00000060.pt"]
 
 
 def test_without_a_valid_checkpoint_it_starts_from_the_beginning_and_says_so() -> None:
-    plan = plan_for(checkpoints=[checkpoint(60, False, "is empty")])
+    plan = plan_for(checkpoints=[checkpoint(60, valid=False, why="is empty")])
     assert plan.resume_from is None and mentions(plan.reason, "no valid checkpoint")
     unnamed = plan_for(run=spec(checkpoints=None), checkpoints=[])
     assert unnamed.resume_from is None and "which checkpoint to load" in unnamed.reason

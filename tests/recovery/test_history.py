@@ -14,7 +14,7 @@ from gputui.store.run_history import DecisionView, IncidentView, TransitionView
 from tests.ledgers import ledger_row
 from tests.recovery.histories import Lines, attempt, decision, incident, move
 
-LAUNCH = move(1.0, None, "queued")
+LAUNCH = move(1.0, origin=None, target="queued")
 
 
 def history(
@@ -26,7 +26,15 @@ def history(
     lines: Any = None,
 ) -> RunHistory:
     run: Any = None
-    return RunHistory(run, attempts, list(incidents), list(decisions), list(transitions), list(checkpoints), lines)
+    return RunHistory(
+        run,
+        attempts,
+        list(incidents),
+        decisions=list(decisions),
+        transitions=list(transitions),
+        checkpoints=list(checkpoints),
+        lines=lines,
+    )
 
 
 def saved(path: str, number: int, **values: Any) -> CheckpointRow:
@@ -45,9 +53,20 @@ def test_decisions_become_what_the_policy_needs() -> None:
     ]
     assert past_decisions(history(attempts, incidents, decisions)) == [
         PastDecision(
-            1, "cuda_oom", 0, "retry", True, True, ("shrink_batch",), {}, 40, "tried to allocate 2.00 GiB, train.py:18"
+            1,
+            "cuda_oom",
+            0,
+            verdict="retry",
+            progressed=True,
+            changed=True,
+            actions=("shrink_batch",),
+            replaced={},
+            step=40,
+            detail="tried to allocate 2.00 GiB, train.py:18",
         ),
-        PastDecision(2, "killed", 1, "retry", False, False, ("restart",), detail="SIGKILL"),
+        PastDecision(
+            2, "killed", 1, verdict="retry", progressed=False, changed=False, actions=("restart",), detail="SIGKILL"
+        ),
     ]
 
 

@@ -14,7 +14,16 @@ from tests.texts import mentions
 
 def search(folder: Path, *arguments: str, pattern: str = LEARNED) -> CheckpointSearch:
     neighbours = (Neighbour("b-1", str(folder), LEARNED),)
-    return CheckpointSearch(Path("/db"), "a-1", folder, pattern, (), (), command_paths=arguments, neighbours=neighbours)
+    return CheckpointSearch(
+        Path("/db"),
+        "a-1",
+        folder,
+        pattern=pattern,
+        rows=(),
+        attempts=(),
+        command_paths=arguments,
+        neighbours=neighbours,
+    )
 
 
 def test_the_folder_that_a_command_names(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from tests.tables import table
 from tests.texts import mentions
 
 PARAMS = {"batch_size": 16, "grad_accum": 3, "timeout": 600, "cpu_offload": False}
-LOST = Incident("gpu_lost", 1, 40, "rank 1 lost its GPU", "f" * 16, (), gpu="GPU-b")
+LOST = Incident("gpu_lost", 1, 40, summary="rank 1 lost its GPU", fingerprint="f" * 16, evidence_lines=(), gpu="GPU-b")
 
 TWO = MachineContext(gpus=("GPU-a", "GPU-b"))
 
@@ -38,7 +38,9 @@ def checkpoint(step: int, size: int | None = 100, valid: bool = True) -> Checkpo
     return CheckpointInfo(Path(f"/c/step_{step}.pt"), step, valid, "", size)
 
 
-CASE = ActionContext(LOST, spec(), PARAMS, None, (checkpoint(40), checkpoint(30, 120)), TWO)
+CASE = ActionContext(
+    LOST, spec(), PARAMS, argument=None, checkpoints=(checkpoint(40), checkpoint(30, 120)), machine=TWO
+)
 
 
 def act(name: str, case: ActionContext = CASE, **changes: Any) -> AppliedAction | SkippedAction:

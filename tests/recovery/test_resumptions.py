@@ -18,7 +18,7 @@ from tests.tables import table
 FALLING = [10.0 / step for step in range(1, 31)]
 NOISY = [2.0, 2.6, 1.7, 2.4, 1.9] * 6
 
-LAUNCH = move(1.0, None, "queued")
+LAUNCH = move(1.0, origin=None, target="queued")
 
 
 def history(
@@ -30,7 +30,15 @@ def history(
     lines: Any = None,
 ) -> RunHistory:
     run: Any = None
-    return RunHistory(run, attempts, list(incidents), list(decisions), list(transitions), list(checkpoints), lines)
+    return RunHistory(
+        run,
+        attempts,
+        list(incidents),
+        decisions=list(decisions),
+        transitions=list(transitions),
+        checkpoints=list(checkpoints),
+        lines=lines,
+    )
 
 
 def saved(path: str, number: int, **values: Any) -> CheckpointRow:

@@ -49,7 +49,15 @@ def story(
     costs: Mapping[int, Cost] | None = None,
     went_on: Mapping[int, Resumption] | None = None,
 ) -> list[str]:
-    history = RunHistory(of_run, attempts, incidents, decisions, transitions, [], cast("StepLines", Lines()))
+    history = RunHistory(
+        of_run,
+        attempts,
+        incidents,
+        decisions=decisions,
+        transitions=transitions,
+        checkpoints=[],
+        lines=cast("StepLines", Lines()),
+    )
     if went_on is None:
         went_on = resumptions(attempts)
     return tell(history, history.failures_with(costs or {}), went_on, now=now)
@@ -66,7 +74,9 @@ def alike_failures(count: int) -> list[str]:
     decisions = [decision(n, n, at=100.0 * n + 50, reason=f"did {n}") for n in rows[:-1]]
     decisions.append(decision(count, count, at=999.0, verdict="stop", reason="nothing helps"))
     paid = {n: Cost(10, 20.0, 0.0) for n in rows[:-1]}
-    return story(run("failed"), attempts, incidents, decisions, [move(1.0, None, "queued")], now=NOW, costs=paid)
+    return story(
+        run("failed"), attempts, incidents, decisions, [move(1.0, origin=None, target="queued")], now=NOW, costs=paid
+    )
 
 
 def test_a_run_that_ran_out_of_memory_and_was_brought_back() -> None:
@@ -81,7 +91,7 @@ def test_a_run_that_ran_out_of_memory_and_was_brought_back() -> None:
     reason = "lowered batch_size 16 → 12, resuming from step_00000040.pt"
     retry = decision(1, 1, at=55.0, params={"batch_size": 12}, reason=reason)
     ended = run("succeeded", ended_at=181.0, attempt=2)
-    sentences = story(ended, attempts, [oom], [retry], [move(1.0, None, "queued")], now=NOW)
+    sentences = story(ended, attempts, [oom], [retry], [move(1.0, origin=None, target="queued")], now=NOW)
     assert sentences == [
         "digits-1 was launched by ann from the profile digits-ddp.",
         "Attempt 1 ran on 2 CPU ranks for 49 s. It reported steps 0 to 39. "
@@ -110,7 +120,7 @@ def test_attempts_that_failed_in_the_same_way_are_told_together() -> None:
 def test_failures_that_differ_or_that_a_person_parted_are_told_apart() -> None:
     attempts = [attempt(number, at=100.0 * number, last=60) for number in (1, 2, 3, 4, 5, 6)]
     incidents = [incident(n, n, "killed", step=60 if n < 4 else 70) for n in (1, 2, 3, 4, 5, 6)]
-    moves = [move(1.0, None, "queued"), move(555.0, "failed", "queued", "ann", "restart")]
+    moves = [move(1.0, origin=None, target="queued"), move(555.0, "failed", "queued", "ann", "restart")]
     sentences = story(run("failed"), attempts, incidents, [], moves, now=NOW)
     beginnings = [
         "Attempt 1 ran",

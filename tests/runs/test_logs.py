@@ -49,7 +49,10 @@ def test_logs_of_an_attempt_are_found_in_order(tmp_path: Path) -> None:
     (tmp_path / "remote" / "job.log").write_text("")
     assert shown_logs(tmp_path) == rank_logs(tmp_path), "the job has printed nothing"
     (tmp_path / "remote" / "job.log").write_text("slurmstepd: error\n")
-    assert shown_logs(tmp_path) == [*rank_logs(tmp_path), RankLog(None, "job", tmp_path / "remote" / "job.log")]
+    assert shown_logs(tmp_path) == [
+        *rank_logs(tmp_path),
+        RankLog(rank=None, stream="job", path=tmp_path / "remote" / "job.log"),
+    ]
 
 
 @table("text, lines", [

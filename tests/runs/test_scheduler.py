@@ -42,7 +42,20 @@ def run(
         nproc=nproc,
     )
     stored = json.dumps(spec.to_json())
-    return Run(name, 1, name, name, RunState.QUEUED, 0, {}, stored, 0.0, 0.0, not_before, gpu_count=gpu_count)
+    return Run(
+        name,
+        1,
+        name,
+        profile=name,
+        state=RunState.QUEUED,
+        attempt=0,
+        params={},
+        spec_json=stored,
+        created_at=0.0,
+        queued_at=0.0,
+        not_before=not_before,
+        gpu_count=gpu_count,
+    )
 
 
 def schedule(
@@ -134,7 +147,7 @@ def test_a_paused_queue_starts_nothing_but_what_goes_on_after_an_incident() -> N
 
 def test_a_recovering_run_whose_other_gpus_are_leased_says_how_many_are_in_service() -> None:
     gone = [
-        GpuAvailability(uuid, None, (holder,), "is missing: x", out_of_service=True)
+        GpuAvailability(uuid, index=None, holders=(holder,), blocked_by="is missing: x", out_of_service=True)
         for uuid, holder in (("g2", "a"), ("g3", "b"))
     ]
     machine = [GpuAvailability("g0", 0, ("a",)), GpuAvailability("g1", 1, ("b",)), *gone]

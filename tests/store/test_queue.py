@@ -25,7 +25,7 @@ UUID = "GPU-0"
 
 
 def entry(run_id: str, priority: int, waited_since: float, sequence: int = 0) -> QueueEntry:
-    return QueueEntry(0, run_id, priority, waited_since, None, sequence)
+    return QueueEntry(0, run_id, priority, queued_at=waited_since, waiting_for=None, sequence=sequence)
 
 
 def queue_order(entries: list[QueueEntry], priorities: dict[str, int] | None = None) -> list[str]:

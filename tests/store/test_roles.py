@@ -99,7 +99,7 @@ def test_a_name_that_a_person_gave_stays(tmp_path: Path) -> None:
     home.begin()
     home.steps(*range(FIRST_LINES))
     assert stored_roles(home) == ("d/real", None)
-    assert metric_roles(home.connection, RUN) == MetricRoles("d/real", None, "val/acc", "max")
+    assert metric_roles(home.connection, RUN) == MetricRoles("d/real", validation=None, best="val/acc", mode="max")
 
 
 def test_metrics_without_a_loss_are_told_once(tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_metrics_without_a_loss_are_told_once(tmp_path: Path) -> None:
     assert home.notes() == []
     names = stored_names(home.connection, RUN)
     assert without_loss_words(RUN, metric_roles(home.connection, RUN), names) == note
-    set_roles(home.connection, RUN, "accuracy", None, None)
+    set_roles(home.connection, RUN, "accuracy", best=None, mode=None)
     assert without_loss_words(RUN, metric_roles(home.connection, RUN), names) is None
 
 
@@ -129,7 +129,7 @@ def test_studies_ask_for_the_loss_whatever_it_is_called(tmp_path: Path) -> None:
 
 def test_a_given_name_that_no_metric_has_is_told(tmp_path: Path) -> None:
     home = MetricsHome(tmp_path, in_memory=True)
-    set_roles(home.connection, RUN, "trian/loss", None, None)
+    set_roles(home.connection, RUN, "trian/loss", best=None, mode=None)
     home.begin()
     home.steps(*range(FIRST_LINES))
     (note,) = home.notes()

@@ -18,7 +18,7 @@ from tests.homes import Home, add_boundary, add_line, add_source
 def store(home: Home) -> sqlite3.Connection:
     home.run("a-1")
     add_source(home.connection)
-    set_roles(home.connection, "a-1", "loss", None, None)
+    set_roles(home.connection, "a-1", "loss", best=None, mode=None)
     return home.connection
 
 
@@ -72,9 +72,9 @@ def test_first_and_last_losses_that_are_finite(store: sqlite3.Connection) -> Non
 
 def test_steps_that_are_counted_within_an_epoch_come_again(store: sqlite3.Connection) -> None:
     for offset, step in enumerate((0, 1, 2, 2, 3)):
-        line(store, 1, offset, step, None)
+        line(store, 1, offset, step, at=None)
     for offset, step in enumerate((0, 1, 2, 0, 1), 10):
-        line(store, 2, offset, step, None)
+        line(store, 2, offset, step, at=None)
     lines = StepLines(store, "a-1")
     assert [lines.repeats(1, 0), lines.repeats(1, 2), lines.repeats(2, 0)] == [False, False, True]
 
@@ -87,8 +87,8 @@ def test_lines_of_a_trainer_state_come_with_checkpoints(store: sqlite3.Connectio
 
 
 def test_lines_without_step_or_time_tell_nothing(store: sqlite3.Connection) -> None:
-    line(store, 1, 0, None, 5.0)
-    line(store, 1, 10, 3, None)
+    line(store, 1, 0, step=None, at=5.0)
+    line(store, 1, 10, 3, at=None)
     lines = StepLines(store, "a-1")
     assert lines.first(1) is None and lines.newest(1) is None
 
@@ -115,7 +115,7 @@ def test_a_single_line_does_not_tell_how_far_an_attempt_has_come(store: sqlite3.
 def test_the_loss_has_the_name_that_the_run_gives_it(store: sqlite3.Connection) -> None:
     names = ("train/loss", "train.loss", "training loss", "loss[0]", "L'", "$loss")
     for place, name in enumerate(names):
-        set_roles(store, "a-1", name, None, None)
+        set_roles(store, "a-1", name, best=None, mode=None)
         for step, loss in enumerate((9.0, "NaN")):
             line(store, 1, 20 * place + 10 * step, step, 100.0 + step, **{name: loss})
         lines = StepLines(store, "a-1")

@@ -261,6 +261,21 @@ def trial(
 ) -> TrialRecord:
     ended_at = 100.0 + number if state.is_over else None
     return TrialRecord(
-        "s-1", number, f"s-1-{number}", state, "sampled", params or {}, None, values, constraints, None, None, None, 1,
-        None, {}, float(number), ended_at,
-    )  # fmt: skip
+        "s-1",
+        number,
+        f"s-1-{number}",
+        state=state,
+        origin="sampled",
+        params=params or {},
+        rung=None,
+        values=values,
+        constraints=constraints,
+        reason=None,
+        parent=None,
+        generation=None,
+        starts=1,
+        command_id=None,
+        population={},
+        created_at=float(number),
+        ended_at=ended_at,
+    )

@@ -21,7 +21,7 @@ ACCURACY = Objective("accuracy", "maximize")
 OTHER = Dimension("other", "choice", choices=("a", "b", "c"))
 SPACE = (Dimension("lr", "float", 0.0, 1.0), Dimension("width", "float", 0.0, 1.0), OTHER)
 SPEC = StudySpec("s", "net", SPACE, (LOSS, ACCURACY))
-RUNGS = {1: [RungValue(1, 1, 9, 0.9, 1, 0.0), RungValue(1, 2, 19, 0.8, 1, 0.0)]}
+RUNGS = {1: [RungValue(1, 1, 9, value=0.9, attempt=1, at=0.0), RungValue(1, 2, 19, value=0.8, attempt=1, at=0.0)]}
 
 
 PRUNED = TrialState.PRUNED
@@ -113,7 +113,9 @@ def test_a_pruned_trial_stands_at_the_value_of_its_last_rung() -> None:
 
 def test_a_course_leaves_out_what_has_no_place_on_an_axis() -> None:
     for value in (math.inf, -math.inf, math.nan, None):
-        rungs = {0: [RungValue(0, 1, 9, 1.0, 1, 0.0), RungValue(0, 2, 19, value, 1, 0.0)]}
+        rungs = {
+            0: [RungValue(0, 1, 9, value=1.0, attempt=1, at=0.0), RungValue(0, 2, 19, value=value, attempt=1, at=0.0)]
+        }
         drawing = pictures.draw_curves(TRIALS, rungs, StudySpec("s", "net", (OTHER,), (LOSS,)))
         assert points(drawing, "trial 0") == [(10.0, 1.0)]
         assert draw_chart(drawing, 60, 9)

@@ -73,7 +73,7 @@ LIVE = trial(1, TrialState.RUNNING)
 
 
 def planned(spec: RunSpec, kind: str) -> Any:
-    incident = Incident(kind, None, None, "it", "f", ())
+    incident = Incident(kind, rank=None, step=None, summary="it", fingerprint="f", evidence_lines=())
     failed = FailedAttempt(
         run_id="r-1", number=1, incident=incident, reach=AttemptReach(last_step=10), spec=spec, params=spec.params,
         policy=policy_from(spec.recovery),
@@ -142,7 +142,7 @@ def test_a_trial_that_was_cut_short_is_pruned_however_its_run_ended() -> None:
 
 def test_a_broken_constraint_makes_a_point_infeasible() -> None:
     spec = study(constraints=Constraints(memory_bytes=100, step_seconds=0.5))
-    assert constraint_values(spec, 150, None) == (0.5, 0.0)
+    assert constraint_values(spec, 150, step_seconds=None) == (0.5, 0.0)
     done = trial(0, TrialState.RUNNING), RunEnd(RunState.SUCCEEDED), [1.0]
     broken, feasible, slow = (judge_trial(*done, excess, spec) for excess in ((0.5, -0.1), (-0.5, -0.1), (-0.5, 0.1)))
     assert (broken.state, feasible.state) == (TrialState.INFEASIBLE, TrialState.COMPLETE)

@@ -58,7 +58,7 @@ def points(spec: StudySpec, folder: Path, *, dies: bool = False, count: int = 12
         journal.sample()
         params = journal.trials()[number].params
         values = (score(params), params["lr"])[: len(spec.objectives)]
-        journal.end(number, Ruling(TrialState.COMPLETE, None, values), 0.0)
+        journal.end(number, Ruling(TrialState.COMPLETE, reason=None, values=values), 0.0)
     return [trial.params for trial in journal.trials()]
 
 
@@ -118,7 +118,11 @@ def test_a_process_that_dies_each_time_cuts_the_same_trials_short(kind: Any, tmp
                     cut.append((number, rung))
                     break
             is_cut = bool(cut) and cut[-1][0] == number
-            ruled = Ruling(TrialState.PRUNED) if is_cut else Ruling(TrialState.COMPLETE, None, (float(number),))
+            ruled = (
+                Ruling(TrialState.PRUNED)
+                if is_cut
+                else Ruling(TrialState.COMPLETE, reason=None, values=(float(number),))
+            )
             journal.end(number, ruled, 0.0)
         return cut
 
@@ -144,7 +148,7 @@ def test_a_verdict_is_given_once_also_by_a_process_that_dies_in_between(
         patched.setattr(StudyJournal, "apply_verdict", lambda *_: None)
         journal.end(0, Ruling(state, "why", values, broken), 1.0)
     journal = open_journal(spec, tmp_path)
-    journal.end(0, Ruling(TrialState.COMPLETE, None, (9.0,)), 2.0)
+    journal.end(0, Ruling(TrialState.COMPLETE, reason=None, values=(9.0,)), 2.0)
     (trial,) = journal.trials()
     assert trial.state.name == name and trial.values == (list(values) or None)
     assert list(trial.constraints.values()) == list(broken)
@@ -240,7 +244,7 @@ def test_the_dashboard_lists_the_trials_of_a_living_study(tmp_path: Path, dashbo
     (listed,) = dashboard("/api/studies")["study_summaries"]
     assert listed["study_name"] == "s-1"
     journal.sample()
-    journal.end(0, Ruling(TrialState.COMPLETE, None, (0.5,)), 0.0)
+    journal.end(0, Ruling(TrialState.COMPLETE, reason=None, values=(0.5,)), 0.0)
     trials = dashboard(f"/api/studies/{listed['study_id']}")["trials"]
     assert [trial["state"] for trial in trials] == ["Complete", "Running"]
     assert trials[0]["intermediate_values"] == [{"step": 1, "value": 0.75}]

@@ -40,21 +40,28 @@ def test_a_milestone_is_due_once_the_last_member_has_passed_it() -> None:
 
 def test_the_worst_quarter_goes_on_from_the_best() -> None:
     members = [member(number, float(number)) for number in range(8)]
-    exploits = choose_exploits(members, 1, SPEC, SPACE, LOSS, 7)
+    exploits = choose_exploits(members, 1, SPEC, space=SPACE, objective=LOSS, seed=7)
     assert {exploit.number for exploit in exploits} == {6, 7} and {exploit.donor for exploit in exploits} <= {0, 1}
-    assert exploits == choose_exploits(members, 1, SPEC, SPACE, LOSS, 7)
-    upwards = choose_exploits(members, 1, SPEC, SPACE, Objective("accuracy", "maximize"), 7)
+    assert exploits == choose_exploits(members, 1, SPEC, space=SPACE, objective=LOSS, seed=7)
+    upwards = choose_exploits(members, 1, SPEC, space=SPACE, objective=Objective("accuracy", "maximize"), seed=7)
     assert {one.number for one in upwards} == {0, 1} and {one.donor for one in upwards} <= {6, 7}
 
 
 def test_what_is_no_number_is_worst_and_gives_nothing() -> None:
     members = [member(0, math.nan), member(1, 0.5), member(2, 0.4, can_give=False), member(3, 0.6)]
-    [exploit] = choose_exploits(members, 1, SPEC, SPACE, LOSS, 1)
+    [exploit] = choose_exploits(members, 1, SPEC, space=SPACE, objective=LOSS, seed=1)
     assert (exploit.number, exploit.donor) == (0, 1)  # the best has no whole checkpoint
-    assert choose_exploits([candidate._replace(can_give=False) for candidate in members], 1, SPEC, SPACE, LOSS, 1) == []
-    [exploit] = choose_exploits([member(0, math.nan), *members[1:2], *members[3:]], 1, SPEC, SPACE, LOSS, 1)
+    assert (
+        choose_exploits(
+            [candidate._replace(can_give=False) for candidate in members], 1, SPEC, space=SPACE, objective=LOSS, seed=1
+        )
+        == []
+    )
+    [exploit] = choose_exploits(
+        [member(0, math.nan), *members[1:2], *members[3:]], 1, SPEC, space=SPACE, objective=LOSS, seed=1
+    )
     assert (exploit.number, exploit.donor) == (0, 1)
-    assert choose_exploits([member(0, 0.5), member(1, 0.5)], 1, SPEC, SPACE, LOSS, 1) == []
+    assert choose_exploits([member(0, 0.5), member(1, 0.5)], 1, SPEC, space=SPACE, objective=LOSS, seed=1) == []
 
 
 def test_points_stay_in_the_space() -> None:

@@ -21,7 +21,18 @@ SPEC = StudySpec(
     space=(Dimension("lr", "float", 0.0, 9.0), Dimension("kind", "choice", choices=("a b", "a", "b"))),
     objectives=(Objective("loss"),), pruner=PrunerSpec("median", length=100.0, rungs=10), params={"steps": 50},
 )  # fmt: skip
-STUDY = StudyRecord("lr-1", 1, "lr", "net", StudyState.FINISHED, "its 4 trials are done", "{}", "", 0.0, 7200.0)
+STUDY = StudyRecord(
+    "lr-1",
+    1,
+    "lr",
+    profile="net",
+    state=StudyState.FINISHED,
+    reason="its 4 trials are done",
+    spec_json="{}",
+    source="",
+    created_at=0.0,
+    ended_at=7200.0,
+)
 TRIALS = [
     trial(0, 0.5, params={"lr": 0.1, "kind": "a b"}),
     trial(1, 0.25, params={"lr": 0.012345678, "kind": "a b"}),
@@ -33,10 +44,21 @@ def findings(
     trials: Sequence[TrialRecord] = TRIALS, study: StudyRecord = STUDY, spec: StudySpec = SPEC
 ) -> StudyFindings:
     rungs = {
-        trial.number: [RungValue(trial.number, rung, 10 * rung - 1, 1.0 / rung, 1, 0.0) for rung in (1, 2, 3)]
+        trial.number: [
+            RungValue(trial.number, rung, 10 * rung - 1, value=1.0 / rung, attempt=1, at=0.0) for rung in (1, 2, 3)
+        ]
         for trial in trials
     }
-    return StudyFindings(study, spec, trials, rungs, 1.5, 7200.0, 9000.0, ["net", "--gpus", "2"])
+    return StudyFindings(
+        study,
+        spec,
+        trials,
+        rungs=rungs,
+        gpu_hours=1.5,
+        running_seconds=7200.0,
+        now=9000.0,
+        run_words=["net", "--gpus", "2"],
+    )
 
 
 def rows_under(heading: str, text: str) -> list[str]:

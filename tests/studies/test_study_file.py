@@ -73,7 +73,20 @@ def problems(text: str, folder: Path, workspace: Workspace) -> set[str]:
 def stored(spec: StudySpec) -> StudySpec:
     """The study as another process reads it."""
     text = json.dumps(spec.to_json())
-    return study_spec(StudyRecord("s-1", 1, "s", "net", StudyState.RUNNING, None, text, "", 0.0, None))
+    return study_spec(
+        StudyRecord(
+            "s-1",
+            1,
+            "s",
+            profile="net",
+            state=StudyState.RUNNING,
+            reason=None,
+            spec_json=text,
+            source="",
+            created_at=0.0,
+            ended_at=None,
+        )
+    )
 
 
 def acceptance(text: str, folder: Path, workspace: Workspace) -> tuple[bool, bool]:

@@ -296,7 +296,7 @@ def test_what_json_does_not_know_is_a_word(begin: Begin) -> None:
     home.process.journal.study.tell(trial.number, math.inf)
     home.report(0, 15, math.inf)
     home.process.turn()
-    shape = show_shape(home.connection, home.study, home.now, None, home.workspace, {})
+    shape = show_shape(home.connection, home.study, home.now, at=None, workspace=home.workspace, waiting={})
     sampled, outside = json.loads(json.dumps(shape, allow_nan=False))["trials"]
     assert sampled["rungs"][0]["value"] == "Infinity" and outside["origin"] == "outside"
 

@@ -81,7 +81,7 @@ def test_means_leave_out_what_was_unknown() -> None:
     first = StepDurations(1.0, 0.5, exchange=None, device_wait=0.25)
     second = StepDurations(3.0, 0.0, exchange=0.75, device_wait=0.75)
     assert means([first, second]) == StepDurations(2.0, 0.25, 0.75, 0.5)
-    assert means([StepDurations(1.0, 0.5)]) == StepDurations(1.0, 0.5, None, None)
+    assert means([StepDurations(1.0, 0.5)]) == StepDurations(1.0, 0.5, exchange=None, device_wait=None)
 
 
 # --- traces -----------------------------------------------------------------------------------------------------------

@@ -153,7 +153,7 @@ def test_a_command_whose_write_fails_holds_up_no_other_and_is_tried_again(
 ) -> None:
     failing = commands.submit(supervisor.context.connection, "restart", "demo-1", {}, "me", now=NOW)
     monkeypatch.setitem(dispatch.HANDLERS, "restart", raise_disk_full)
-    second_id = commands.submit(supervisor.context.connection, "queue_pause", None, {}, "me", now=NOW)
+    second_id = commands.submit(supervisor.context.connection, "queue_pause", run_id=None, args={}, actor="me", now=NOW)
     assert dispatch.answer_all(supervisor) == 1
     assert answered(supervisor, second_id).state == "done"
     assert commands.answer(supervisor.context.connection, failing) is None
@@ -264,7 +264,7 @@ def test_a_waiting_run_moves_one_place_and_one_that_runs_does_not(supervisor: Su
 def test_commands_about_alerts_that_are_not_there(
     supervisor: Supervisor, verb: str, args: dict[str, object], reason: str
 ) -> None:
-    answer = ask(supervisor, verb, None, args)
+    answer = ask(supervisor, verb, run_id=None, args=args)
     assert answer.state == "refused" and reason in str(answer.reason)
 
 
@@ -324,15 +324,17 @@ def test_a_person_sets_a_gpu_aside_and_clears_it(supervisor: Supervisor) -> None
     connection = supervisor.context.connection
     recorder = supervisor.context.recorder
     recorder.take([Inventory(NOW, "nvml", "580.95", (GpuFacts("GPU-0", 0, "H200"),))])
-    done = ask(supervisor, "quarantine_gpu", None, {"uuid": "GPU-0", "why": "the fan\x1b[2J rattles"})
+    done = ask(supervisor, "quarantine_gpu", run_id=None, args={"uuid": "GPU-0", "why": "the fan\x1b[2J rattles"})
     assert done.state == "done"
     gpu = quarantined(connection)["GPU-0"]
     assert (gpu.actor, gpu.run_id, gpu.since) == ("me", None, NOW) and mentions(gpu.words, "me", "the fan", "rattles")
     assert "\x1b" not in gpu.reason
     assert [gpu.out_of_service for gpu in gpu_availability(supervisor.context) or ()] == [True]
-    again = ask(supervisor, "quarantine_gpu", None, {"uuid": "GPU-0", "why": "heat"})
+    again = ask(supervisor, "quarantine_gpu", run_id=None, args={"uuid": "GPU-0", "why": "heat"})
     assert again.state == "refused" and mentions(again.reason or "", "me", "rattles")
-    assert ask(supervisor, "quarantine_gpu", None, {"uuid": "GPU-9", "why": "heat"}).state == "refused"
-    assert ask(supervisor, "clear_gpu", None, {"uuid": "GPU-0"}).state == "done" and not quarantined(connection)
+    assert ask(supervisor, "quarantine_gpu", run_id=None, args={"uuid": "GPU-9", "why": "heat"}).state == "refused"
+    assert ask(supervisor, "clear_gpu", run_id=None, args={"uuid": "GPU-0"}).state == "done" and not quarantined(
+        connection
+    )
     kinds = [event.kind for event in read_events(connection)]
     assert sorted(filter(None, kinds)) == ["gpu_cleared", "gpu_quarantined"]

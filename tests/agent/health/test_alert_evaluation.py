@@ -92,7 +92,7 @@ def test_a_silenced_rule_is_stored_and_no_event(home: WatchedHome) -> None:
 
 def test_an_xid_is_told_once_and_memory_by_who_holds_it(home: WatchedHome) -> None:
     process = GpuProcess(77, 22 * GIB, user="alice", command="python sweep.py")
-    home.recorder.take([GpuEvent(home.now, "GPU-a", "xid", 79, None)])
+    home.recorder.take([GpuEvent(home.now, "GPU-a", "xid", 79, text=None)])
     home.recorder.take([ProcessTick(home.now, {"GPU-a": (process,)})])
     home.go_on(1803, PARKED)
     assert [alert.rule for alert in home.all()] == ["xid_hardware", "gpu_parked"]

@@ -14,7 +14,7 @@ from gputui.store.metrics.watched import WatchedLine, newest_lines
 from tests.homes import add_line, add_run, add_source
 
 NOW = 1_000_000.0
-RECORD = Attempt("r", 2, "running", {}, (), {}, NOW - 500, NOW - 500)
+RECORD = Attempt("r", 2, "running", params={}, gpus=(), launch={}, created_at=NOW - 500, started_at=NOW - 500)
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +37,7 @@ def test_a_successor_knows_how_long_the_silence_has_lasted(connection: sqlite3.C
     assert watched.watch.progress.pace.longest_gap == 40.0
     assert silence(watched.watch.progress, 100.0, 10.0).allowed_seconds == 120.0
     for attempt, clock, progress_at in ((1, 50.0, -95.0), (2, 60.0, 60.0)):
-        watched.watch.take([WatchedLine(attempt, None, 99, NOW, None, {})], clock)
+        watched.watch.take([WatchedLine(attempt, rank=None, step=99, at=NOW, event=None, values={})], clock)
         assert watched.watch.progress_at == progress_at, "lines of other attempts are no progress"
 
 

@@ -34,20 +34,30 @@ def test_everything_is_there_and_no_secret(workspace: Workspace, connection: sql
             [(END + second, place) for second in range(-400, 401, 100)],
         )
     tails = (
-        EvidenceLog(None, "output", "torchrun says\n"),
+        EvidenceLog(rank=None, stream="output", text="torchrun says\n"),
         EvidenceLog(1, "stderr", "x" * (2 * LOG_CHARACTERS) + f"\nlogged in with {TOKEN}\n"),
     )
     evidence = Evidence(
-        ExitRecord(code=1), "torchrun", tails=tails, errors=(ErrorFile(1, f"no access with {TOKEN}", None, None),)
+        ExitRecord(code=1),
+        "torchrun",
+        tails=tails,
+        errors=(ErrorFile(1, f"no access with {TOKEN}", callstack=None, at=None),),
     )
-    incident = Incident("cuda_oom", 1, 40, "rank 1 ran out of GPU memory", "f", ("rank 1: CUDA out of memory",))
+    incident = Incident(
+        "cuda_oom",
+        1,
+        40,
+        summary="rank 1 ran out of GPU memory",
+        fingerprint="f",
+        evidence_lines=("rank 1: CUDA out of memory",),
+    )
     plan = RecoveryPlan("retry", "lowered batch_size 16 → 12", "ladder", {"batch_size": 12, "api_key": "hush-hush"})
-    attempt = Attempt("job-1", 2, "failed", {}, ("GPU-1",), {}, END - 900)
+    attempt = Attempt("job-1", 2, "failed", params={}, gpus=("GPU-1",), launch={}, created_at=END - 900)
     task = PostmortemTask(
         resolved=ResolvedRun(SPEC, POLICIES["standard"], BY_LOOK), folder=run_dir, attempt=attempt,
         exit_record={}, survivors=(), rebooted=False, ended_at=END, checkpoints=None,
     )  # fmt: skip
-    write(workspace, task, PostmortemResult(evidence, incident, None), plan)
+    write(workspace, task, PostmortemResult(evidence, incident, checkpoints=None), plan)
     folder = incident_folder(run_dir, 2)
     assert folder == run_dir / "incidents" / "2"
     files = {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}

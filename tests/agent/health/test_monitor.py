@@ -61,7 +61,7 @@ class MonitoredHome(WatchedHome):
         super().__init__(workspace)
         self.train()
         add_source(self.connection, "vit-1")
-        set_roles(self.connection, "vit-1", "loss", None, None)
+        set_roles(self.connection, "vit-1", "loss", best=None, mode=None)
         self.executor = AskedExecutor()
         self.begin(STANDARD)
 
@@ -134,7 +134,7 @@ def test_a_finding_is_kept_where_another_metric_becomes_the_loss(home: Monitored
     watched = home.live.watched
     assert watched is not None
     watched.pending.append(Observation("straggler", 2.0, text="rank 3 is slow", rank=3))
-    set_roles(home.connection, "vit-1", "val/loss", None, None)
+    set_roles(home.connection, "vit-1", "val/loss", best=None, mode=None)
     home.look()
     assert home.observed() == [("straggler", None, 0)]
 

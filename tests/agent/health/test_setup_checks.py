@@ -23,7 +23,7 @@ def spec(launcher: str, *sources: MetricsSpec) -> RunSpec:
 def test_so_many_printed_lines(tmp_path: Path, launcher: str, name: str, end: str) -> None:
     path = tmp_path / "attempts" / "1" / "nodes" / "0" / name
     path.parent.mkdir(parents=True)
-    described = spec(launcher, MetricsSpec("output", None, ("step (?P<step>x)",)))
+    described = spec(launcher, MetricsSpec("output", path=None, patterns=("step (?P<step>x)",)))
     path.write_bytes(f"a log line{end}".encode() * (PRINTED_LINES - 1))
     assert missing_metrics(described, tmp_path, 1, BEGAN) is None
     path.write_bytes(f"a log line{end}".encode() * PRINTED_LINES)

@@ -51,7 +51,7 @@ class WatchedHome(Home):
         self.run("vit-1", "running", gpus=(0,), params={"lr": 0.001})
         self.attempt("vit-1", 1, gpus=(0,))
         update(self.connection, "attempts", {"run_id": "vit-1"}, gpus='["GPU-a"]')
-        executor = ExecutorProcess(None, self.workspace.runs, self.services.executors.of(None))
+        executor = ExecutorProcess(identity=None, folder=self.workspace.runs, kind=self.services.executors.of(None))
         resolved = ResolvedRun(SPEC, POLICIES["standard"], BY_LOOK)
         self.living.append(LiveAttempt(attempt_of(self.connection, 1, "vit-1"), executor, resolved))
         self.watch(self.living[0])
@@ -60,7 +60,7 @@ class WatchedHome(Home):
         """Let the living run write a line."""
         (live,) = self.living
         assert live.watched is not None
-        line = WatchedLine(1, None, step, self.now, None, values, self.now)
+        line = WatchedLine(1, rank=None, step=step, at=self.now, event=None, values=values, stored_at=self.now)
         live.watched.watch.take([line], self.uptime, self.now)
 
     def go_on(self, seconds: float, sample: GpuSample | None = None, **host: Any) -> None:

@@ -258,7 +258,7 @@ def test_two_homes_in_one_folder_are_told_apart_and_stopped(tmp_path: Path) -> N
         workspace.create()
         open_store(workspace.database).close()
         homes.append(workspace)
-        searches.append(CheckpointSearch(workspace.database, "a-1", shared, "*", (), ()))
+        searches.append(CheckpointSearch(workspace.database, "a-1", shared, pattern="*", rows=(), attempts=()))
     identity = identify(os.getpid())
     assert identity is not None
     lock = AgentLock.take(homes[0].agent_lock)

@@ -22,7 +22,7 @@ def test_a_secret_that_is_a_word_of_the_message_does_not_change_the_verdict(tmp_
         'Traceback (most recent call last):\n  File "/x.py", line 3, in <module>\n    main()\n'
         f"torch.OutOfMemoryError: {secret}. Tried to allocate 2.00 GiB. password=hunter2\n"
     )
-    attempt = Attempt("r-1", 1, "running", {}, (), {}, 1.0, 1.0)
+    attempt = Attempt("r-1", 1, "running", params={}, gpus=(), launch={}, created_at=1.0, started_at=1.0)
     task = PostmortemTask(
         resolved=ResolvedRun(SPEC, POLICIES["standard"], Redactor([secret])), folder=tmp_path, attempt=attempt,
         exit_record={"code": 1}, survivors=(), rebooted=False, ended_at=2.0, checkpoints=None,

@@ -112,7 +112,7 @@ def test_what_nobody_foresaw_in_one_run_is_told_once_and_left_alone_for_a_while(
     connection: sqlite3.Connection, supervisor: Doctored
 ) -> None:
     supervisor.problem = ValueError("an odd file")
-    record = Attempt("a-1", 1, "running", {}, (), {}, 0.0, 0.0)
+    record = Attempt("a-1", 1, "running", params={}, gpus=(), launch={}, created_at=0.0, started_at=0.0)
     supervisor.attempts["a-1"] = LiveAttempt(record, ExecutorProcess(None, Path()), RESOLVED)
     for _ in range(3):
         supervisor.poll()
@@ -164,7 +164,7 @@ def test_ends_are_stepped_in_turn_where_one_step_spends_the_turn(
 ) -> None:
     stepped: list[str] = []
     for run_id in ("a-1", "b-1", "c-1"):
-        record = Attempt(run_id, 1, "running", {}, (), {}, 0.0, 0.0)
+        record = Attempt(run_id, 1, "running", params={}, gpus=(), launch={}, created_at=0.0, started_at=0.0)
         supervisor.attempts[run_id] = LiveAttempt(record, ExecutorProcess(None, Path()), RESOLVED, phase=Sweeping())
     monkeypatch.setattr(type(supervisor), "_adopt_attempts", lambda _: None)
     monkeypatch.setattr(type(supervisor), "step", lambda _, live, __: stepped.append(live.record.run_id))

@@ -16,17 +16,52 @@ from gputui.store.runs import Run
 from gputui.store.studies import StudyRecord, StudyState
 from tests.texts import mentions
 
-RUN = Run("vit-3", 1, "vit", "vit", RunState.FAILED, 2, {}, "{}", 0.0, ended_seconds=18_000.0, ended_at=20_000.0)
+RUN = Run(
+    "vit-3",
+    1,
+    "vit",
+    profile="vit",
+    state=RunState.FAILED,
+    attempt=2,
+    params={},
+    spec_json="{}",
+    created_at=0.0,
+    ended_seconds=18_000.0,
+    ended_at=20_000.0,
+)
 INCIDENT = IncidentView(1, "vit-3", 2, 1.0, "cuda_oom", 0, 35, "rank 0 ran out of GPU memory", ())
 DECISION = DecisionView(1, 1, "vit-3", 2, 1.0, 0, "stop", (), {}, None, 0.0, "no smaller batch is left", None)
 COST = Cost(120, 540.0, 0.6)
 FACTS = RunNotice(
-    RUN, 20_000.0, "ws1", Failure(INCIDENT, DECISION, None, None, COST), COST, 1200, ("train/loss", 0.4321)
+    RUN,
+    20_000.0,
+    "ws1",
+    failure=Failure(INCIDENT, DECISION, attempt=None, next_attempt=None, cost=COST),
+    cost=COST,
+    step=1200,
+    loss=("train/loss", 0.4321),
 )
 ALERT = AlertView(
-    7, "disk", "error", "host", "", "the host", None, 100.0, None, None, None, None, None, None, 97.0, 95.0, "%",
-    "The disk is 97 % full", "remove runs",
-)  # fmt: skip
+    7,
+    "disk",
+    "error",
+    subject_kind="host",
+    subject_id="",
+    subject_name="the host",
+    run_id=None,
+    raised_at=100.0,
+    cleared_at=None,
+    cleared_because=None,
+    acknowledged_at=None,
+    acknowledged_by=None,
+    silenced_until=None,
+    silenced_by=None,
+    value=97.0,
+    threshold=95.0,
+    unit="%",
+    sentence="The disk is 97 % full",
+    remedy="remove runs",
+)
 
 
 def test_a_run_that_failed() -> None:
@@ -66,7 +101,18 @@ def test_an_empty_queue_names_what_failed() -> None:
 
 
 def test_a_study_that_finished() -> None:
-    study = StudyRecord("hunt-1", 1, "hunt", "vit", StudyState.FINISHED, "40 trials done", "{}", "", 0.0, 9.0)
+    study = StudyRecord(
+        "hunt-1",
+        1,
+        "hunt",
+        profile="vit",
+        state=StudyState.FINISHED,
+        reason="40 trials done",
+        spec_json="{}",
+        source="",
+        created_at=0.0,
+        ended_at=9.0,
+    )
     message = messages.study_finished(study, ["complete", "complete", "pruned"], "trial 2, loss 0.1 (lr 1)", "ws1")
     assert mentions(message.body, "40 trials", "2 complete", "1 pruned", "trial 2", "study show hunt-1")
 
@@ -83,7 +129,7 @@ def test_an_alert_and_its_end() -> None:
 
 @pytest.mark.parametrize("text", ["a\x1b[2Jb\nc", "see --api-key hunter-22-hunter", "x" * 10_000])
 def test_texts_from_outside_are_harmless(text: str) -> None:
-    failure = Failure(replace(INCIDENT, summary=text), DECISION, None, None, COST)
+    failure = Failure(replace(INCIDENT, summary=text), DECISION, attempt=None, next_attempt=None, cost=COST)
     message = messages.run_ended(replace(FACTS, failure=failure), text)
     for line in (message.title, *message.lines, *message.fields.values()):
         assert "\x1b" not in line and "\n" not in line and "hunter-22" not in line and len(line) <= LINE_CELLS

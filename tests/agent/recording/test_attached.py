@@ -134,7 +134,9 @@ def test_what_is_read_back_is_what_was_recorded_and_each_message_once(tmp_path: 
         GpuEvent(12.0, "GPU-b", "xid", 79, "fell off"),
     ]
     stored = StoredSamples(connection, 9.0)
-    recorder.take([Inventory(9.0, "nvml", None, facts), FastTick(8.0, (GpuSample("GPU-a"),)), *messages])
+    recorder.take(
+        [Inventory(9.0, "nvml", driver_version=None, gpus=facts), FastTick(8.0, (GpuSample("GPU-a"),)), *messages]
+    )
     recorder.flush()
     assert stored.read() == messages
     assert stored.read() == [] and stored.indices == {"GPU-a": 0, "GPU-b": 1}

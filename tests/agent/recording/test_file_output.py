@@ -24,7 +24,7 @@ MESSAGES = [
 
 
 def written(path: Path, form: str) -> None:
-    output = FileOutput(path, form, None)  # type: ignore[arg-type]
+    output = FileOutput(path, form, rotate_bytes=None)  # type: ignore[arg-type]
     output.start()
     output.take(MESSAGES, INDICES)
     output.close()

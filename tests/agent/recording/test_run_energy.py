@@ -56,7 +56,7 @@ def test_hours_are_those_of_a_monotonic_clock_where_the_wall_clock_was_set(conne
 
 
 def test_it_grows_while_the_attempt_runs_and_no_reading_counts_twice(connection: sqlite3.Connection) -> None:
-    attempt(connection, 1, START, None, gpus=1)
+    attempt(connection, 1, START, ended=None, gpus=1)
     for begin in range(0, 3600, 300):
         read(connection, 0, begin, begin + 300, base=400.0 * begin)
         for _ in range(3):
@@ -76,7 +76,7 @@ def test_the_counter_went_on_while_nobody_read_it(connection: sqlite3.Connection
 
 def test_a_gpu_without_a_counter_is_unknown_and_said_to_be(connection: sqlite3.Connection) -> None:
     attempt(connection, 1, START, START + 1000)
-    attempt(connection, 2, START + 2000, None, gpus=1)
+    attempt(connection, 2, START + 2000, ended=None, gpus=1)
     read(connection, 0, 0, 1200)
     add_energy_readings(connection, START + 1300)
     add_energy_readings(connection, START + 2010)

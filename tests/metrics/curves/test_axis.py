@@ -52,7 +52,7 @@ def test_moments() -> None:
 
 def test_a_place_tells_when_the_run_was_there() -> None:
     assert Frame("time", 0.0, 10.0, origin_at=100.0).moment_at(3.5) == 103.5
-    frame = Frame("step", 0.0, 40.0, None, ((0.0, 100.0), (10.0, 110.0), (20.0, 500.0)))
+    frame = Frame("step", 0.0, 40.0, origin_at=None, moments=((0.0, 100.0), (10.0, 110.0), (20.0, 500.0)))
     assert frame.moment_at(5.0) == 105.0 and frame.moment_at(10.0) == 110.0
     assert frame.moment_at(99.0) == 500.0 and frame.moment_at(-5.0) == 100.0
     assert Frame("step").moment_at(1.0) is None

@@ -132,7 +132,9 @@ def test_the_end_of_a_curve_and_of_the_axis_are_labelled() -> None:
 
 def test_the_axis_of_a_constant_ends_at_zero_and_twice_it() -> None:
     for value, highest in ((0.05, "0.10"), (3e-5, "6e-5"), (700.0, "1500")):
-        lines = draw_chart(Chart([Curve([Bin(0.0, 0.0, value, value, value, value)])], title="learning rate"), 40, 10)
+        lines = draw_chart(
+            Chart([Curve([Bin(0.0, 0.0, value, high=value, first=value, last=value)])], title="learning rate"), 40, 10
+        )
         labels = ["".join(piece for piece, _ in line).split(VALUE_TICK)[0].strip() for line in lines]
         texts = [label for label in labels if label[:1].isdigit()]
         assert (texts[0], texts[-1]) == (highest, "0"), (value, labels)
@@ -225,7 +227,7 @@ def test_a_note_is_a_notch_in_the_axis_and_a_marker_a_line() -> None:
 
 def test_a_logarithmic_x_axis_gives_each_decade_the_same_room() -> None:
     points = [(float(x), float(x)) for x in range(10_001)]
-    bins = [Bin(x, x, value, value, value, value, 1) for x, value in points]
+    bins = [Bin(x, x, value, high=value, first=value, last=value, points=1) for x, value in points]
     lines = draw_chart(Chart([Curve(bins)], x_axis=XAxis("step", 1.0, 10_000.0, scale="log")), 88, 8)
     axis = plain_text(lines[-1:])
     assert axis.endswith("step, log 10k")

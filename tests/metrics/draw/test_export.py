@@ -65,7 +65,7 @@ def test_a_gap_parts_the_curve_and_what_is_not_finite_is_marked() -> None:
 )
 def test_any_series_makes_a_sheet(points: list[tuple[float, float]], kind: str, axis: str, width: int) -> None:
     drawing = Chart(
-        [Curve(reduce(points, 50), "series.1", "x", None)],
+        [Curve(reduce(points, 50), "series.1", "x", value=None)],
         x_axis=XAxis("t", kind="time" if axis == "time" else "number"),
         y_axis=YAxis("log" if kind == "log" else "linear"),
     )

@@ -13,7 +13,7 @@ LOG = Extent(0.0, 40_000.0).logarithmic()
 
 
 def bins(*xs: float) -> list[Bin]:
-    return [Bin(x, x, 1.0, 1.0, 1.0, 1.0, 1) for x in xs]
+    return [Bin(x, x, 1.0, high=1.0, first=1.0, last=1.0, points=1) for x in xs]
 
 
 def test_everything_is_shown_from_the_beginning_to_a_round_end() -> None:

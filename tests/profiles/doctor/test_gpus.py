@@ -179,7 +179,7 @@ def test_slow_copies_and_an_unused_nvlink() -> None:
 @pytest.mark.long
 def test_two_real_processes_on_the_cpu() -> None:
     pytest.importorskip("torch", reason="torch is not installed")
-    bandwidth = measure(sys.executable, os.environ, None)
+    bandwidth = measure(sys.executable, os.environ, uuids=None)
     assert isinstance(bandwidth, Bandwidth), bandwidth
     assert (bandwidth.backend, bandwidth.world, bandwidth.copies) == ("gloo", 2, ())
     assert bandwidth.bus_bytes_per_second is not None and bandwidth.bus_bytes_per_second > 1e6

@@ -27,7 +27,9 @@ GONE = Doing.GONE
 UNKNOWN = Doing.UNKNOWN
 Ranks = Mapping[int | None, Doing]
 
-CHILD = ProcessReading(2, 1, "S", 0.02, 0.0, 0, 0, is_program=True, age_seconds=20.0)
+CHILD = ProcessReading(
+    2, 1, "S", cpu_seconds=0.02, queued_seconds=0.0, io_bytes=0, private_bytes=0, is_program=True, age_seconds=20.0
+)
 
 OVERDUE = ProgressSilence("steps", 100.0, 60.0)
 EXPLAINED = ProgressSilence("steps", 25.0, 90.0, 20.0)
@@ -42,7 +44,7 @@ SOURCE = {15: "time.sleep(600)", 16: "total += loss.item()", 17: "handle.wait()"
 
 
 def line(step: int | None, at: float | None, event: str | None = None, *, announces: bool = False) -> WatchedLine:
-    return WatchedLine(1, None, step, at, event, {}, announces=announces)
+    return WatchedLine(1, rank=None, step=step, at=at, event=event, values={}, announces=announces)
 
 
 def history(*gaps: float) -> StepProgress:
@@ -55,7 +57,7 @@ def history(*gaps: float) -> StepProgress:
 def reading(
     pid: int = 1, *, state: str = "S", cpu: float = 0.0, queued: float = 0.0, io: int | None = 0
 ) -> ProcessReading:
-    return ProcessReading(pid, 1, state, cpu, queued, io, 0)
+    return ProcessReading(pid, 1, state, cpu_seconds=cpu, queued_seconds=queued, io_bytes=io, private_bytes=0)
 
 
 BUSY = reading(cpu=2.0)
@@ -63,7 +65,12 @@ BUSY = reading(cpu=2.0)
 
 def certain_after(looks: Iterator[tuple[float, ProcessSnapshot]]) -> float | None:
     """The time of the look after which a long silence of one process is certainly a hang."""
-    watch = AttemptWatch(Attempt("r", 1, "running", {}, (), {}, 0.0), StepProgress(StepPace()), 0.0, had_lines=True)
+    watch = AttemptWatch(
+        Attempt("r", 1, "running", params={}, gpus=(), launch={}, created_at=0.0),
+        StepProgress(StepPace()),
+        0.0,
+        had_lines=True,
+    )
     for at, look in looks:
         quiet = ProgressSilence("steps", 100.0 + at, 60.0, long_seconds=120.0)
         cause, is_certain = watch.assess(look, {}, quiet, 60.0)
@@ -93,7 +100,7 @@ def test_without_history_the_start_may_take_longest_and_steps_least(
     lines: int, event: str | None, explained: float
 ) -> None:
     progress = StepProgress(StepPace())
-    progress.add([line(step, None) for step in range(lines)] + [line(None, None, event)] * bool(event))
+    progress.add([line(step, None) for step in range(lines)] + [line(step=None, at=None, event=event)] * bool(event))
     assert silence(progress, 0.0, 60).allowed_seconds == explained
 
 
@@ -121,17 +128,32 @@ def test_a_wait_that_an_event_announced_may_take_long_until_the_next_line() -> N
 # --- what ranks do ----------------------------------------------------------------------------------------------------
 
 
-@table("later, gpu, what", [
-    ([reading()], None, W), ([reading(cpu=0.05)], None, W), ([BUSY], None, C), ([reading(queued=1.0)], None, C),
-    ([reading(io=1 << 20)], None, IO), ([reading(state="D")], None, IO), ([reading(state="T")], None, STOP),
-    ([reading(io=None)], None, UNKNOWN), ([reading(), reading(2, cpu=2.0)], None, C), ([], None, GONE),
-    # A busy GPU computes unless it only spins, and a processor that polls for it waits.
-    ([reading()], GpuActivity(100, 0, 0.4), SPIN), ([reading()], GpuActivity(100, 40, 1.0), C),
-    ([reading()], GpuActivity(100, 0, 1.0), C), ([reading()], GpuActivity(100, None, 0.4), C),
-    ([reading()], GpuActivity(100, 0, None), C), ([reading()], GpuActivity(50, 0, 0.4), C),
-    ([reading()], GpuActivity(0, 0, 0.3), W), ([reading()], GpuActivity(None, None, None), W),
-    ([BUSY], GpuActivity(100, 0, 0.4), SPIN), ([BUSY], GpuActivity(0, 0, 0.3), C),
-])  # fmt: skip
+@table(
+    "later, gpu, what",
+    [
+        ([reading()], None, W),
+        ([reading(cpu=0.05)], None, W),
+        ([BUSY], None, C),
+        ([reading(queued=1.0)], None, C),
+        ([reading(io=1 << 20)], None, IO),
+        ([reading(state="D")], None, IO),
+        ([reading(state="T")], None, STOP),
+        ([reading(io=None)], None, UNKNOWN),
+        ([reading(), reading(2, cpu=2.0)], None, C),
+        ([], None, GONE),
+        # A busy GPU computes unless it only spins, and a processor that polls for it waits.
+        ([reading()], GpuActivity(100, 0, 0.4), SPIN),
+        ([reading()], GpuActivity(100, 40, 1.0), C),
+        ([reading()], GpuActivity(100, 0, 1.0), C),
+        ([reading()], GpuActivity(100, memory_utilization_percent=None, power_share=0.4), C),
+        ([reading()], GpuActivity(100, 0, power_share=None), C),
+        ([reading()], GpuActivity(50, 0, 0.4), C),
+        ([reading()], GpuActivity(0, 0, 0.3), W),
+        ([reading()], GpuActivity(utilization_percent=None, memory_utilization_percent=None, power_share=None), W),
+        ([BUSY], GpuActivity(100, 0, 0.4), SPIN),
+        ([BUSY], GpuActivity(0, 0, 0.3), C),
+    ],
+)
 def test_what_a_rank_does_is_told_by_two_looks(
     later: list[ProcessReading], gpu: GpuActivity | None, what: Doing
 ) -> None:
@@ -146,7 +168,7 @@ def test_a_process_that_was_started_in_the_silence_need_not_be_fast(
     child: ProcessReading, silent_seconds: float, what: Doing
 ) -> None:
     before = replace(child, cpu_seconds=0.0)
-    assert doing([reading(), before], [reading(), child], 2.0, None, silent_seconds) is what
+    assert doing([reading(), before], [reading(), child], 2.0, gpu=None, silent_seconds=silent_seconds) is what
 
 
 @table("later, is_only, what", [(0.08, True, C), (0.02, True, W), (None, True, W), (0.08, False, W)])
@@ -207,7 +229,7 @@ def test_the_verdict_on_a_silence(
 ])  # fmt: skip
 def test_a_hang_is_certain_after_some_looks(quiet: ProgressSilence, worked: bool, certain_at: float) -> None:
     """At a look every two seconds; the first has nothing to be compared with."""
-    record = Attempt("r", 1, "running", {}, ("GPU-0", "GPU-1"), {}, 0.0)
+    record = Attempt("r", 1, "running", params={}, gpus=("GPU-0", "GPU-1"), launch={}, created_at=0.0)
     watch = AttemptWatch(record, StepProgress(StepPace()), 0.0)
     watch.activity.has_worked = worked
     usual = {uuid: GpuSample(uuid, power_watts=500.0) for uuid in record.gpus}
@@ -229,7 +251,17 @@ def test_a_hang_is_certain_after_some_looks(quiet: ProgressSilence, worked: bool
 def test_data_on_a_connection_to_another_program_is_life(bytes_per_second: int, certain_at: float | None) -> None:
     """A silence of 100 s, which may take 120 s with an open connection; then as long as data flow."""
     looks = (
-        (float(at), ProcessSnapshot(at, {None: [reading()]}, [], 1, False, {7: 1_000_000 + bytes_per_second * at}))
+        (
+            float(at),
+            ProcessSnapshot(
+                at,
+                {None: [reading()]},
+                [],
+                size=1,
+                is_closed=False,
+                outside_bytes={7: 1_000_000 + bytes_per_second * at},
+            ),
+        )
         for at in range(0, 300, 2)
     )
     assert certain_after(looks) == certain_at
@@ -238,7 +270,12 @@ def test_data_on_a_connection_to_another_program_is_life(bytes_per_second: int, 
 @table("age, kind", [(20.0, "slow"), (90.0, "hang")])
 def test_what_was_there_before_the_first_line_is_not_waited_for(age: float, kind: str) -> None:
     """The silence began 100 s ago, a few seconds after the first line."""
-    watch = AttemptWatch(Attempt("r", 1, "running", {}, (), {}, 0.0), StepProgress(StepPace()), 0.0, had_lines=True)
+    watch = AttemptWatch(
+        Attempt("r", 1, "running", params={}, gpus=(), launch={}, created_at=0.0),
+        StepProgress(StepPace()),
+        0.0,
+        had_lines=True,
+    )
     watch.first_line_at = 0.0
     child = replace(CHILD, age_seconds=age)
     quiet = ProgressSilence("steps", 100.0, 60.0, long_seconds=600.0)
@@ -251,14 +288,19 @@ def test_what_was_there_before_the_first_line_is_not_waited_for(age: float, kind
 def test_a_heartbeat_is_no_life() -> None:
     """3 kB each 15 s, as trackers send."""
     looks = (
-        (float(at), ProcessSnapshot(at, {None: [reading()]}, [], 1, False, {7: 3000 * (at // 15)}))
+        (
+            float(at),
+            ProcessSnapshot(at, {None: [reading()]}, [], size=1, is_closed=False, outside_bytes={7: 3000 * (at // 15)}),
+        )
         for at in range(0, 300, 2)
     )
     assert certain_after(looks) is not None
 
 
 def test_what_is_printed_begins_the_silence_anew() -> None:
-    watch = AttemptWatch(Attempt("r", 1, "running", {}, (), {}, 0.0), StepProgress(StepPace()), 0.0)
+    watch = AttemptWatch(
+        Attempt("r", 1, "running", params={}, gpus=(), launch={}, created_at=0.0), StepProgress(StepPace()), 0.0
+    )
     for at, output in [(70.0, "a"), (72.0, "a"), (74.0, "b"), (76.0, "b")]:
         watch.note_output(output, at)
     assert watch.progress_at == 74.0

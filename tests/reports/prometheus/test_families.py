@@ -67,7 +67,7 @@ def test_units_are_base_units_labels_say_who_and_what_is_unknown_is_absent(store
     ):  # fmt: skip
         assert value(text, f"gputui_{name}", **labels) == expected, (name, labels)
     assert "gputui_gpu_fan_ratio" not in text
-    set_roles(store, "vit-b16-1", "lr", None, None)
+    set_roles(store, "vit-b16-1", "lr", best=None, mode=None)
     loss, rate = (value(exposed(store), f"gputui_run_{name}", run="vit-b16-1") for name in ("loss", "learning_rate"))
     assert loss == rate is not None, "the loss is what the run calls so"
     stale = exposed(store, NOW + 3600)

@@ -27,8 +27,26 @@ NAN = math.nan
 def facts(run_id: str = "net-1", on: int = 1, *, created_at: float = 100.0, like: str = "net", **more: Any) -> RunFacts:
     """A run of which nothing is known but what is given."""
     uuids = tuple(f"GPU-{number}" for number in range(on))
-    run = Run(run_id, 1, "net", "net", RunState.SUCCEEDED, 1, {}, "{}", created_at, gpus=uuids)
-    return RunFacts(run, 1, 10, {}, like, **{"cost": RunCost(None, None, False, ()), **more})
+    run = Run(
+        run_id,
+        1,
+        "net",
+        profile="net",
+        state=RunState.SUCCEEDED,
+        attempt=1,
+        params={},
+        spec_json="{}",
+        created_at=created_at,
+        gpus=uuids,
+    )
+    return RunFacts(
+        run,
+        1,
+        10,
+        {},
+        like,
+        **{"cost": RunCost(gpu_hours=None, energy_joules=None, energy_is_partial=False, attempts=()), **more},
+    )
 
 
 def learned(**measured: Any) -> RunFacts:
@@ -44,7 +62,18 @@ def fast(run_id: str, on: int, samples_per_second: float | None, **changes: Any)
 
 
 def attempt(number: int, first_step: int | None) -> Attempt:
-    return Attempt("net-1", number, "running", {}, (), {}, 0.0, 0.0, 0.0, first_step=first_step)
+    return Attempt(
+        "net-1",
+        number,
+        "running",
+        params={},
+        gpus=(),
+        launch={},
+        created_at=0.0,
+        started_at=0.0,
+        first_step_at=0.0,
+        first_step=first_step,
+    )
 
 
 def lines(number: int, first: int, *rows: dict[str, Any]) -> list[StoredLine]:
@@ -132,16 +161,22 @@ def test_the_best_value_is_of_what_the_profile_names() -> None:
 
 
 def test_cost_with_prices() -> None:
-    run = facts(cost=RunCost(10.0, 3.6e6 * 4, False, ()), gpus=GpuUse(idle_share=0.25), lost=Cost(5, 60.0, 1.0, 2))
+    run = facts(
+        cost=RunCost(10.0, 3.6e6 * 4, energy_is_partial=False, attempts=()),
+        gpus=GpuUse(idle_share=0.25),
+        lost=Cost(5, 60.0, 1.0, 2),
+    )
     cost = cost_of(run, Prices(0.5, 2.0, "EUR"))
     assert (cost.energy_kwh, cost.price, cost.is_partial) == (4.0, 22.0, False)
     assert (cost.lost_share, cost.idle_gpu_hours, cost.idle_share) == (0.1, 2.5, 0.25)
 
 
 def test_an_unknown_energy_makes_a_price_partial_and_is_never_free() -> None:
-    unknown = cost_of(facts(cost=RunCost(10.0, None, True, ())), Prices(per_kwh=0.5))
+    unknown = cost_of(
+        facts(cost=RunCost(10.0, energy_joules=None, energy_is_partial=True, attempts=())), Prices(per_kwh=0.5)
+    )
     assert (unknown.price, unknown.is_partial, unknown.idle_share, unknown.lost_share) == (None, True, None, 0.0)
-    complete = cost_of(facts(cost=RunCost(2.0, 3.6e6, False, ())), Prices(per_kwh=0.5))
+    complete = cost_of(facts(cost=RunCost(2.0, 3.6e6, energy_is_partial=False, attempts=())), Prices(per_kwh=0.5))
     total = total_costs([unknown, complete])
     assert (total.gpu_hours, total.price, total.is_partial) == (12.0, 0.5, True)
     assert cost_of(facts(), Prices()).price is None
@@ -150,7 +185,7 @@ def test_an_unknown_energy_makes_a_price_partial_and_is_never_free() -> None:
 def test_scaling_compares_the_newest_run_of_each_number_of_gpus() -> None:
     runs = [
         fast("old", 2, 500.0, created_at=1.0), fast("one", 1, 100.0), fast("two", 2, 180.0), fast("four", 4, 300.0),
-        fast("other", 8, 900.0, like="else"), fast("mute", 8, None), fast("cpu", 0, 9.0),
+        fast("other", 8, 900.0, like="else"), fast("mute", 8, samples_per_second=None), fast("cpu", 0, 9.0),
     ]  # fmt: skip
     [group] = scalings(runs)
     assert [(p.run_id, p.speed_up, p.efficiency) for p in group.rows] == [
@@ -229,15 +264,18 @@ def test_the_validation_gap_names_what_it_is_a_share_of() -> None:
             gap(1.3, 1.0), measured=replace(gap(1.3, 1.0).measured, epochs=epochs(first_loss).measured.epochs)
         )
         assert f" {base}, " in next(
-            gate_verdict.text for gate_verdict in judge(run, None, {}) if gate_verdict.gate == "validation_gap"
+            gate_verdict.text
+            for gate_verdict in judge(run, efficiency=None, thresholds={})
+            if gate_verdict.gate == "validation_gap"
         )
 
 
 def test_a_profile_has_thresholds_of_its_own_and_the_option_wins() -> None:
     run = replace(used(80.0), thresholds={"gpu_utilization": 75.0})
-    assert {gate_verdict.gate: gate_verdict.outcome for gate_verdict in judge(run, None, {})}[
+    assert {gate_verdict.gate: gate_verdict.outcome for gate_verdict in judge(run, efficiency=None, thresholds={})}[
         "gpu_utilization"
     ] == "pass"
-    assert {gate_verdict.gate: gate_verdict.outcome for gate_verdict in judge(run, None, {"gpu_utilization": 81.0})}[
-        "gpu_utilization"
-    ] == "fail"
+    assert {
+        gate_verdict.gate: gate_verdict.outcome
+        for gate_verdict in judge(run, efficiency=None, thresholds={"gpu_utilization": 81.0})
+    }["gpu_utilization"] == "fail"

@@ -30,9 +30,9 @@ def test_following_prints_a_last_line_once_it_is_over(tmp_path: Path, capsys: py
     path = tmp_path / "nodes" / "0" / "output.log"
     positions = dict[Path, int]()
     path.write_text("step 1\nKeyErr")
-    assert follow_once(tmp_path, None, positions, with_rest=False)
-    assert not follow_once(tmp_path, None, positions, with_rest=False)
+    assert follow_once(tmp_path, rank=None, positions=positions, with_rest=False)
+    assert not follow_once(tmp_path, rank=None, positions=positions, with_rest=False)
     path.write_text("step 1\nKeyError: 3")
-    assert follow_once(tmp_path, None, positions, with_rest=True)
-    assert not follow_once(tmp_path, None, positions, with_rest=True)
+    assert follow_once(tmp_path, rank=None, positions=positions, with_rest=True)
+    assert not follow_once(tmp_path, rank=None, positions=positions, with_rest=True)
     assert capsys.readouterr().out == "step 1\nKeyError: 3\n"

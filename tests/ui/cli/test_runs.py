@@ -89,7 +89,7 @@ def test_an_agent_that_ended_before_it_read_a_command_is_started_again(machine: 
     open_store(machine.workspace.database).close()
     session = Session(machine.workspace)
     with closing(session.commander()) as connection:
-        command_id = commands.submit(connection, "queue_pause", None, {}, "me", now=time.time())
+        command_id = commands.submit(connection, "queue_pause", run_id=None, args={}, actor="me", now=time.time())
         assert session.wait(connection, command_id, 30.0) == {"paused": True}
 
 

@@ -89,7 +89,7 @@ def test_a_grid_compares_what_the_profile_names(
     session = Session(locate(tmp_path / "home"))
     settings = {"grid": ("lr=1,2",), "changes": (), "over": None, "name": None, "parallel": None, "maximize": False}
     (objective,) = load_grid(
-        session, [str(tmp_path / "small.yaml")], None, is_command=False, metric=option, **settings
+        session, [str(tmp_path / "small.yaml")], target=None, is_command=False, metric=option, **settings
     ).spec.objectives
     assert (objective.metric, objective.direction) == (metric, direction)
 
@@ -117,7 +117,7 @@ def test_the_shells_gpus_are_not_those_of_trials(
     if shell is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shell)
     study = load_study(tmp_path / "s.yaml", workspace, tmp_path)
-    spec, base = resolve_study(study.spec, study.profile, FOUR_GPUS, None)
+    spec, base = resolve_study(study.spec, study.profile, FOUR_GPUS, run_seconds=None)
     is_pinned = gpus == "[1]"
     assert (spec.gpus_per_trial, base.gpus.count, base.gpus.shell) == (count, count, None)
     assert base.gpus.uuids == (("GPU-1",) if is_pinned else ())

@@ -29,7 +29,7 @@ def narrow(monkeypatch: pytest.MonkeyPatch) -> int:
 
 
 def test_a_file_gets_everything() -> None:
-    lines = table_lines(HEADER, ROWS, ("SIZE",), None)
+    lines = table_lines(HEADER, ROWS, ("SIZE",), room=None)
     assert lines == [
         "RUN     SIZE      STATE",
         "vit-1   12.3 GiB  failed   CUDA out of memory in forward of block 17; given up",

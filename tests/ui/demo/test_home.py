@@ -63,7 +63,7 @@ def test_a_run_recovers_another_waits_and_nothing_is_left(tmp_path: Path, monkey
         assert waiting.state == "queued" and waiting.waiting_for
         folder = str(workspace.state.parent)
         # A study that goes on launching trials must end, too.
-        plan = make_plan(workspace.study_files / "vit-lr.yaml", workspace, tmp_path, None, with_process=True)
+        plan = make_plan(workspace.study_files / "vit-lr.yaml", workspace, tmp_path, situation=None, with_process=True)
         assert plan.base is not None and plan.spec is not None
         start_study(workspace, plan.base, plan.spec, plan.source)
         wait_until(lambda: any(not study.state.is_over for study in read_studies(connection)), 60, "the study")

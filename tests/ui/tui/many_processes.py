@@ -16,7 +16,18 @@ FOREIGN = 12
 
 
 def host_process(pid: int, parent: int, command: str, *, rank: int | None = None, cpu: float = 10.0) -> HostProcess:
-    return HostProcess(pid, parent, pid + 7, "S", "me", command, cpu, (pid % 50 + 1) << 20, RUN, rank)
+    return HostProcess(
+        pid,
+        parent,
+        pid + 7,
+        state="S",
+        user="me",
+        command=command,
+        cpu_percent=cpu,
+        memory_bytes=(pid % 50 + 1) << 20,
+        run_id=RUN,
+        rank=rank,
+    )
 
 
 class StillProcesses(ProcessReader):

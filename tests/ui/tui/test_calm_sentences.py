@@ -22,7 +22,21 @@ def disk(monkeypatch: pytest.MonkeyPatch, free_bytes: int, files: int = 0, free_
 
 
 def agent_seen(at: float) -> AgentView:
-    return AgentView(1, "0", at - 99, at, None, False, 1.0, "nvml", None, None, None, "ok", None)
+    return AgentView(
+        1,
+        "0",
+        at - 99,
+        heartbeat_at=at,
+        ended_at=None,
+        recording=False,
+        interval_seconds=1.0,
+        source="nvml",
+        driver_version=None,
+        cuda_version=None,
+        gpu_problem=None,
+        sampler_state="ok",
+        sampler_silent_seconds=None,
+    )
 
 
 async def test_a_full_disk_is_told_instead_of_silence(
@@ -53,7 +67,7 @@ def test_a_disk_counts_as_full_only_while_nothing_can_be_written(monkeypatch: py
         full_disk_words(state, agent_seen(NOW - 2), NOW) is None
     )  # the agent still writes into free pages of its database
     assert full_disk_words(state, agent_seen(NOW - 7), NOW) is not None
-    assert full_disk_words(state, None, NOW) is None
+    assert full_disk_words(state, agent=None, now=NOW) is None
     disk(monkeypatch, LEAST_BYTES)
     assert full_disk_words(state, agent_seen(NOW - 7), NOW) is None
     disk(monkeypatch, 1 << 30, files=1000, free_files=0)

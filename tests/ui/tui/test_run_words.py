@@ -37,8 +37,20 @@ from tests.tables import table
 from tests.texts import mentions
 from tests.ui.tui.screens import read
 
-RUN = Run("a-1", 1, "a", "a", RunState.RUNNING, 1, {}, "{}", NOW - 100, started_at=NOW - 90, attempt_state="running",
-          attempt_started_at=NOW - 90)  # fmt: skip
+RUN = Run(
+    "a-1",
+    1,
+    "a",
+    profile="a",
+    state=RunState.RUNNING,
+    attempt=1,
+    params={},
+    spec_json="{}",
+    created_at=NOW - 100,
+    started_at=NOW - 90,
+    attempt_state="running",
+    attempt_started_at=NOW - 90,
+)
 
 
 def row_of(workspace: Workspace, run_id: str) -> RunRow:
@@ -127,12 +139,12 @@ def test_a_stop_says_since_when_what_for_and_until_when(home: Home, workspace: W
     home.attempt("vit-1", 1)
     home.transition("vit-1", "running", "stopping", "stop", 12)
     row = row_of(workspace, "vit-1")
-    assert row.run.stop == StopRequest(NOW - 12, 35.0, False)
+    assert row.run.stop == StopRequest(NOW - 12, 35.0, is_kill=False)
     line, style = status_line(row, NOW)
     assert "12 s" in line and "killed in 23 s" in line and style == "text"
     assert "being killed" in status_line(row, NOW + 30)[0]
     home.connection.execute("UPDATE attempts SET stop_requested = 'kill'")
-    assert row_of(workspace, "vit-1").run.stop == StopRequest(NOW - 12, 35.0, True)
+    assert row_of(workspace, "vit-1").run.stop == StopRequest(NOW - 12, 35.0, is_kill=True)
 
 
 def test_a_stop_that_a_hung_rank_holds_up_says_for_how_long_no_step_came() -> None:
@@ -298,7 +310,7 @@ def test_a_run_without_progress_has_one_sign_on_all_pages(
     assert (f"{sign.glyph} {sign.word}", sign.style) == (word, style)
     page = SnapshotReader(workspace).read(home.connection, NOW, Interest(f"{word}-1")).page
     assert page is not None
-    head = run_head(replace(page, run=row.run, progress=row.progress), (), NOW, 120, None, {})
+    head = run_head(replace(page, run=row.run, progress=row.progress), (), NOW, width=120, past=None, keys={})
     assert (word, style) in head
     (compared,) = compared_runs([row], {}, Comparison((row.run.run_id,)), "loss", NOW)
     assert compared.sign == sign

@@ -180,7 +180,7 @@ def test_what_is_possible_depends_on_the_run(home: Home) -> None:
     (RunState.SUCCEEDED, "has succeeded"), (RunState.FAILED, "has failed"), (RunState.STOPPED, "is stopped"),
 ])  # fmt: skip
 def test_a_refused_stop_names_the_state_in_good_english(state: RunState, phrase: str | None) -> None:
-    run = Run("a-1", 1, "a", "a", state, 1, {}, "{}", 0.0)
+    run = Run("a-1", 1, "a", profile="a", state=state, attempt=1, params={}, spec_json="{}", created_at=0.0)
     refused = find("stop", "run").why_not(Context("run", run))
     assert refused == (None if phrase is None else f"a-1 {phrase} already.")
 
@@ -196,7 +196,7 @@ def test_a_refused_stop_names_the_state_in_good_english(state: RunState, phrase:
     ("paused; gputui queue resume opens it", "overview", "paused; P opens it"),
 ])  # fmt: skip
 def test_a_refusal_names_the_key_where_there_is_one(text: str, scope: Scope, phrase: str) -> None:
-    run = Run("a-1", 1, "a", "a", RunState.FAILED, 1, {}, "{}", 0.0)
+    run = Run("a-1", 1, "a", profile="a", state=RunState.FAILED, attempt=1, params={}, spec_json="{}", created_at=0.0)
     assert with_keys(text, Context(scope, run)) == phrase
     rebound = Context(scope, run, keys={"rerun": ("R",), "clear_gpu": ("C",), "queue_toggle": ("P",)})
     assert with_keys(text, rebound) == phrase.replace("r (", "R (")

@@ -47,7 +47,7 @@ def test_the_newest_is_checked_and_the_others_when_asked(tmp_path: Path) -> None
     facts = {str(path): LedgerFact(step, 1, "", step) for path, step in zip(paths, (100, 200), strict=True)}
     clock = Clock()
     reader = CheckpointReader(clock)
-    listing = look(reader, tmp_path, None, facts)
+    listing = look(reader, tmp_path, to_check=None, facts=facts)
     assert listing.is_known and listing.count == 2
     assert [(checkpoint.step, checkpoint.is_valid) for checkpoint in listing.newest] == [(200, True), (100, None)]
     assert "CRC" in listing.newest[0].why and listing.newest[0].size_bytes and listing.newest[0].modified_at
@@ -60,9 +60,9 @@ def test_one_that_may_be_of_another_run_is_not_checked_in_place_of_the_own_one(t
     contested = write(tmp_path, 200)
     facts = {
         str(owned): LedgerFact(100, 1, "", 1),
-        str(contested): LedgerFact(200, None, "may be of b-1", 2, is_contested=True),
+        str(contested): LedgerFact(200, attempt=None, refused="may be of b-1", order=2, is_contested=True),
     }
-    listing = look(CheckpointReader(Clock()), tmp_path, None, facts)
+    listing = look(CheckpointReader(Clock()), tmp_path, to_check=None, facts=facts)
     assert [(checkpoint.step, checkpoint.is_valid) for checkpoint in listing.newest] == [(200, None), (100, True)]
     assert [checkpoint.is_contested for checkpoint in listing.newest] == [True, False]
 
@@ -87,7 +87,7 @@ def test_what_comes_later_is_found_a_few_seconds_later(tmp_path: Path) -> None:
 
 
 def test_of_a_past_moment_only_what_was_there() -> None:
-    listing = CheckpointList((Checkpoint("b", 2, 1, 20.0), Checkpoint("a", 1, 1, 10.0)), 5, True)
+    listing = CheckpointList((Checkpoint("b", 2, 1, 20.0), Checkpoint("a", 1, 1, 10.0)), 5, is_known=True)
     then = listing.at(15.0, [Checkpoint("c", 1, 1, 12.0, is_gone=True)])
     assert [checkpoint.name for checkpoint in then.newest] == ["c", "a"] and then.count == 5
 
@@ -108,5 +108,5 @@ def test_a_checkpoint_that_is_gone_or_written_again_was_there_in_the_past(home: 
 def test_what_the_ledger_knows_wins_over_the_name(tmp_path: Path) -> None:
     path = write(tmp_path, 200)
     facts = {str(path): LedgerFact(190, 2, "was left by a rollback")}
-    (checkpoint,) = look(CheckpointReader(Clock()), tmp_path, None, facts).newest
+    (checkpoint,) = look(CheckpointReader(Clock()), tmp_path, to_check=None, facts=facts).newest
     assert (checkpoint.step, checkpoint.attempt, checkpoint.refused) == (190, 2, "was left by a rollback")

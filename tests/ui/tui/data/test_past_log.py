@@ -12,9 +12,9 @@ TIMED = LogTail("rank 0", ("rank 0",), ("2026-11-21T11:59:00Z a", "2026-11-21T12
 
 
 def test_lines_written_later_are_left_out() -> None:
-    tail = past_tail(TIMED, AT, None)
+    tail = past_tail(TIMED, AT, ended_at=None)
     assert (tail.lines, tail.levels, tail.past_note) == (TIMED.lines[:1], b"\0", UP_TO_THEN)
-    assert past_tail(TIMED, AT + 90, None).lines == TIMED.lines
+    assert past_tail(TIMED, AT + 90, ended_at=None).lines == TIMED.lines
 
 
 def test_the_log_of_an_attempt_that_was_over_is_whole() -> None:
@@ -24,11 +24,11 @@ def test_the_log_of_an_attempt_that_was_over_is_whole() -> None:
 
 def test_a_log_that_tells_no_time_says_so() -> None:
     timeless = LogTail("rank 0", ("rank 0",), ("a", "b"), levels=b"\0\0")
-    assert past_tail(timeless, AT, None) == timeless._replace(past_note=TIMELESS)
-    assert past_tail(LogTail(), AT, None) == LogTail()
+    assert past_tail(timeless, AT, ended_at=None) == timeless._replace(past_note=TIMELESS)
+    assert past_tail(LogTail(), AT, ended_at=None) == LogTail()
 
 
 def test_a_moment_before_what_is_loaded() -> None:
-    assert past_tail(TIMED, AT - 3600, None).lines == ()
-    tail = past_tail(TIMED._replace(is_whole=False), AT - 3600, None)
+    assert past_tail(TIMED, AT - 3600, ended_at=None).lines == ()
+    tail = past_tail(TIMED._replace(is_whole=False), AT - 3600, ended_at=None)
     assert (tail.lines, tail.problem) == ((), TOO_LONG_AGO)

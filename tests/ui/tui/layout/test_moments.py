@@ -50,7 +50,7 @@ def test_the_time_line_fills_the_width() -> None:
         assert text.index("●") < text.index("✗"), width
         assert [part for part, style in line if style == "selected"] == ["●"], width
     assert line_text(time_line(past_of(), NOW - 60, 20)).strip() == ""
-    week = Past(Moment(NOW), NOW, Timeline(NOW - 160 * HOUR, NOW, NOW - 160 * HOUR, (), ()), None)
+    week = Past(Moment(NOW), NOW, Timeline(NOW - 160 * HOUR, NOW, NOW - 160 * HOUR, (), ()), gap=None)
     assert line_text(time_line(week, NOW - 60, 80)).startswith(" 14 Nov 11:12 ")
     on_a_tick = time_line(past_of(Tick(NOW - 600, "incident", "error", "x")), NOW - 600, 80)
     assert [part for part, style in on_a_tick if style == "selected"] == ["✗"]

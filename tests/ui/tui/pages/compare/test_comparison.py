@@ -144,7 +144,9 @@ def test_the_place_of_the_best_is_named_as_on_the_axis() -> None:
     places = {"step": "~45k", "epoch": "~45k", "time": "~12h30", "trained": "~12h30"}
     for axis, text in places.items():
         run = replace(compared(ALL)[0], best_x=45_012.0, is_best_x_exact=False, axis=axis)
-        [at] = [column for column in comparison_listing([run], None, "loss").columns if column.head == "AT"]
+        [at] = [
+            column for column in comparison_listing([run], group=None, metric="loss").columns if column.head == "AT"
+        ]
         assert "".join(piece for piece, _ in at.cell(run, at.width)) == text
     assert [time_text(seconds) for seconds in (0.4, 59.0, 303.0, 3600.0, 400_000.0)] == [
         "0", "59s", "5:03", "1h", "111h07",

@@ -195,7 +195,7 @@ async def test_a_typed_path_lists_the_files_that_begin_so(app: GputuiApp, script
 
 def test_the_form_asks_for_a_gpu_where_there_is_one(script: Path) -> None:
     profile = command_profile(["train.py"], script.parent)
-    entry = ProfileEntry(profile.name, script.parent, "typed", profile, None)
+    entry = ProfileEntry(profile.name, script.parent, "typed", profile, error=None)
     assert [Form.of(entry, {}, (), inventory).text(GPUS) for inventory in (None, ())] == ["1", "0"]
 
 

@@ -47,7 +47,7 @@ def test_a_gpu_in_quarantine_says_so_and_how_it_ends(home: Home, workspace: Work
     home.quarantine(0, "the same")
     assert "gpt2-124m-1 r0 ⊘" in text_of(gpu_panel(read(workspace), 80, 12))[2]
     row = gpu_row(snapshot, snapshot.gpus[4])
-    facts = "\n".join(text_of(fact_lines(row, None, NOW, 200, keys=Keys())))
+    facts = "\n".join(text_of(fact_lines(row, page=None, now=NOW, width=200, keys=Keys())))
     assert mentions(facts, "XID 48") and facts.count("under vit-b16-1") == facts.count("vit-b16-1") == 1
     assert mentions(facts, "before C clears it")
 
@@ -128,7 +128,7 @@ def test_a_gpu_is_free_where_nobody_is_seen_and_its_memory_is_empty(home: Home, 
 def test_what_a_lost_gpu_told_is_no_longer_so(home: Home, workspace: Workspace) -> None:
     overnight(home)
     snapshot = read(workspace)
-    facts = fact_lines(gpu_row(snapshot, snapshot.gpus[7]), None, NOW, 120, keys=Keys())
+    facts = fact_lines(gpu_row(snapshot, snapshot.gpus[7]), page=None, now=NOW, width=120, keys=Keys())
     text = text_of(facts)
     assert "✗ lost 03:02:11" in text[0] and mentions(text[0], "last values")
     [power] = [line for line in facts if line[0][0].strip() == "power"]

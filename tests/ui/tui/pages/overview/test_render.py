@@ -39,7 +39,13 @@ def shared(
 ) -> Rows:
     """The areas' shares of so many lines."""
     needs = AreaNeeds(
-        lambda most: min(most, gpus + 3 if gpus else 3), runs, processes, processes, hidden, events, has_charts=gpus > 0
+        lambda most: min(most, gpus + 3 if gpus else 3),
+        runs,
+        processes,
+        others=processes,
+        hidden=hidden,
+        events=events,
+        has_charts=gpus > 0,
     )
     return share_rows(width, height, needs)
 
@@ -67,16 +73,16 @@ def test_stale_rows_are_dim_as_a_whole_and_the_silence_is_told(home: Home, works
     home.connection.execute("UPDATE agent SET heartbeat_at = ?", (NOW + 14,))
     later = read(workspace, now=NOW + 14)
     assert {style for _, style in gpu_panel(later, 80, 11)[2]} <= {"stale", "text"}
-    [silence] = text_of(notice_lines(later, None, 80))
+    [silence] = text_of(notice_lines(later, agent_notice=None, width=80))
     assert mentions(silence, " ▲ driver silent", "14 s", "03:12:44")
     home.connection.execute("UPDATE agent SET gpu_problem = 'it ended'")
-    assert text_of(notice_lines(read(workspace, now=NOW + 14), None, 80)) == [" ▲ it ended"]
+    assert text_of(notice_lines(read(workspace, now=NOW + 14), agent_notice=None, width=80)) == [" ▲ it ended"]
 
 
 def test_an_agent_that_stopped_is_not_blamed_on_the_driver(home: Home, workspace: Workspace) -> None:
     overnight(home)
     later = read(workspace, now=NOW + 60)
-    assert mentions(text_of(notice_lines(later, None, 100))[0], "agent", "1 min")
+    assert mentions(text_of(notice_lines(later, agent_notice=None, width=100))[0], "agent", "1 min")
     assert text_of(notice_lines(later, "The agent is gone", 80)) == [" ▲ The agent is gone"]
 
 
@@ -245,7 +251,10 @@ def test_the_filter_needs_every_word(snapshot: Snapshot) -> None:
     assert [row.run.run_id for row in filter_rows(snapshot.runs, "running vit", entry_words)] == ["vit-b16-1"]
     assert [row.run.run_id for row in filter_rows(snapshot.runs, "KeyError", entry_words)] == ["resnet50-2"]
     assert filter_rows(snapshot.runs, "nothing like it", entry_words) == []
-    assert "No run matches" in text_of(runs_panel([], RunsState(None, 0, "x"), Snapshot(NOW), 80, 3))[1]
+    assert (
+        "No run matches"
+        in text_of(runs_panel([], RunsState(cursor=None, top=0, filter_text="x"), Snapshot(NOW), 80, 3))[1]
+    )
     assert "Press n" in text_of(runs_panel([], RunsState(), Snapshot(NOW), 80, 3))[1]
 
 
@@ -328,7 +337,7 @@ def test_no_row_is_blank_while_something_is_hidden() -> None:
     assert shared(120, 33, runs=7, processes=3, events=40, hidden=1) == Rows(11, 9, processes=5, events=8)
     # Runs never begin below the middle, and an alert takes no chart.
     assert all(shared(width, height).gpus <= height // 2 + 1 for width in (80, 200) for height in range(20, 60))
-    assert share_rows(120, 32, AreaNeeds(lambda _: 11, 8, 0, 0, 0, 40), passing=2).charts > 0
+    assert share_rows(120, 32, AreaNeeds(lambda _: 11, 8, 0, others=0, hidden=0, events=40), passing=2).charts > 0
 
 
 @pytest.mark.parametrize(("width", "height", "least"), [(80, 21, 2), (120, 34, 4), (140, 43, 7)])

@@ -69,7 +69,9 @@ def test_what_the_driver_and_procfs_know_of_a_process_is_one_row(snapshot: Snaps
 
 
 def test_a_pid_that_went_to_another_process_is_not_mixed_up(snapshot: Snapshot) -> None:
-    process = HostProcess(1002, 1, 99_999, "R", "bob", "vim", 1.0, 5, None, None)
+    process = HostProcess(
+        1002, 1, 99_999, state="R", user="bob", command="vim", cpu_percent=1.0, memory_bytes=5, run_id=None, rank=None
+    )
     assert snapshot.processes is not None
     hosts = {**snapshot.processes, 1002: process}
     rows = [row for row in process_rows(replace(snapshot, processes=hosts)) if row.pid == 1002]

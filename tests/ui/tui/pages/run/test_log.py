@@ -41,7 +41,7 @@ def numbers(tail: LogTail) -> list[int]:
 def tail_of(count: int, first: int = 0, label: str = "rank 0") -> LogTail:
     lines = tuple(f"WARNING {n}" if n % 10 == 0 else f"line {n}" for n in range(first, first + count))
     levels = bytes(int(Level.WARNING) if line.startswith("W") else 0 for line in lines)
-    return LogTail(label, (label,), lines, None, levels, first)
+    return LogTail(label, (label,), lines, problem=None, levels=levels, first=first)
 
 
 def log_of(tail: LogTail, said: list[str] | None = None) -> RunLog:
@@ -196,7 +196,9 @@ def test_only_what_is_grave_is_shown_and_searched() -> None:
 
 
 def test_long_lines_are_read_sideways() -> None:
-    view = log_of(LogTail("rank 0", ("rank 0",), ("short", "漢字" + "x" * 160 + "END"), None, bytes(2), 0))
+    view = log_of(
+        LogTail("rank 0", ("rank 0",), ("short", "漢字" + "x" * 160 + "END"), problem=None, levels=bytes(2), first=0)
+    )
     assert "END" not in pane_text(view)[2]
     view.sideways(1)
     assert "from column 40" in pane_text(view)[0] and view.window.first_column == 39

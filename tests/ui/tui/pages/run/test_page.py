@@ -212,7 +212,7 @@ async def test_the_chart_in_focus_is_written_as_it_is_seen(app: GputuiApp, works
 def test_how_charts_are_looked_at_is_kept_for_the_next_start() -> None:
     views: list[ChartView] = []
     memory = ChartMemory(ChartView(), views.append)
-    mine = ChartView("two", "time", 0.9, ("lr",), frozenset({"loss"}), "l*")
+    mine = ChartView("two", "time", 0.9, pins=("lr",), logs=frozenset({"loss"}), is_log_x="l*")
     memory.keep("a", mine)
     assert memory.of("a") == mine and memory.of("b") == ChartView("two", "time", 0.9, ("lr",))
     assert from_settings(Settings(**to_settings(views[-1]))) == memory.of("b")

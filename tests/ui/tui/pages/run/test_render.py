@@ -84,7 +84,7 @@ def look_of(*curves: MetricCurve, hardware: tuple[HardwareCurve, ...] = (), mark
             cursor: float | None = None, **changes: object) -> ChartLook:  # fmt: skip
     request = ChartRequest(hardware=("utilization",), cursor=cursor)
     data = ChartData(request, Frame("step", 0.0, 9.0), tuple(c.name for c in curves),
-                     {curve.name: curve for curve in curves}, hardware, markers)  # fmt: skip
+                     curves={curve.name: curve for curve in curves}, hardware=hardware, markers=markers)  # fmt: skip
     gpus = {f"GPU-{n}": n for n in range(8)}
     look = ChartLook(ChartView(cursor=cursor), (ChartedRun(data),), gpus, window=(0.0, 10.0))
     return replace(look, **changes)  # type: ignore[arg-type]
@@ -227,10 +227,26 @@ def test_the_timeline_tells_the_story_in_order(page: RunPage, snapshot: Snapshot
 def test_checkpoints_tell_what_is_known_of_each(page: RunPage) -> None:
     listing = CheckpointList(
         (
-            Checkpoint("step_9000.pt", 9000, 3 << 30, NOW - 90, True, "the CRC of each of its 9 members was checked"),
-            Checkpoint("step_8500.pt", 8500, 3 << 30, NOW - 900, False, "is damaged"),
-            Checkpoint("step_8000.pt", 8000, None, None),
-            Checkpoint("step_7500.pt", 7500, None, None, True, "", 2, "was left by a rollback"),
+            Checkpoint(
+                "step_9000.pt",
+                9000,
+                3 << 30,
+                modified_at=NOW - 90,
+                is_valid=True,
+                why="the CRC of each of its 9 members was checked",
+            ),
+            Checkpoint("step_8500.pt", 8500, 3 << 30, modified_at=NOW - 900, is_valid=False, why="is damaged"),
+            Checkpoint("step_8000.pt", 8000, size_bytes=None, modified_at=None),
+            Checkpoint(
+                "step_7500.pt",
+                7500,
+                size_bytes=None,
+                modified_at=None,
+                is_valid=True,
+                why="",
+                attempt=2,
+                refused="was left by a rollback",
+            ),
         ),
         count=8,
         is_known=True,
@@ -256,7 +272,7 @@ def test_a_gap_is_between_the_step_and_the_size_of_a_checkpoint(page: RunPage, w
 
 
 def test_checkpoints_are_one_line_until_they_are_opened(page: RunPage, snapshot: Snapshot) -> None:
-    listing = CheckpointList((Checkpoint("step_9.pt", 9, 1, NOW - 90, True, attempt=1),), 1, is_known=True)
+    listing = CheckpointList((Checkpoint("step_9.pt", 9, 1, NOW - 90, is_valid=True, attempt=1),), 1, is_known=True)
     listings = {
         "unknown: its specification cannot be read": None,
         "reading…": CheckpointList(),
@@ -278,9 +294,9 @@ def test_checkpoints_are_one_line_until_they_are_opened(page: RunPage, snapshot:
 
 
 def test_the_newest_checkpoint_is_one_that_the_run_wrote_before_its_end(page: RunPage) -> None:
-    contested = Checkpoint("step_300.pt", 300, 1, NOW - 500, True, refused="may be of vit-2")
-    valid = Checkpoint("step_200.pt", 200, 1, NOW - 600, True, attempt=1)
-    rewritten = Checkpoint("step_250.pt", 250, 1, NOW - 60, True, attempt=1)
+    contested = Checkpoint("step_300.pt", 300, 1, NOW - 500, is_valid=True, refused="may be of vit-2")
+    valid = Checkpoint("step_200.pt", 200, 1, NOW - 600, is_valid=True, attempt=1)
+    rewritten = Checkpoint("step_250.pt", 250, 1, NOW - 60, is_valid=True, attempt=1)
     over = replace(page.run, state=RunState.FAILED, ended_at=NOW - 400)
 
     def told(*checkpoints: Checkpoint) -> RunPage:
@@ -298,7 +314,8 @@ def test_the_newest_checkpoint_is_one_that_the_run_wrote_before_its_end(page: Ru
 def test_a_checkpoint_that_may_be_of_another_run_is_doubtful_and_not_broken(page: RunPage, width: int) -> None:
     why = "may be of train_mlp-with-warmup-12, which had the same folder"
     rows = [
-        Checkpoint(f"step_{step}.pt", step, 1, NOW - 500, True, refused=why, is_contested=True) for step in (300, 200)
+        Checkpoint(f"step_{step}.pt", step, 1, NOW - 500, is_valid=True, refused=why, is_contested=True)
+        for step in (300, 200)
     ]
     here = replace(page, checkpoints=CheckpointList(tuple(rows), 2, is_known=True))
     lines = checkpoint_lines(here, NOW, width)
@@ -426,7 +443,7 @@ def test_what_happened_stands_below_every_curve_and_is_named_at_the_crosshair() 
     at = [text for text, _ in crosshair_parts(look_of(LINE, markers=MARKERS, cursor=5.0), (LOSS,))]
     assert at == ["│ step 5", "✗ CUDA ran out of memory on rank 1 03:12:44", "↻1"]
     assert next_marker(MARKERS, 3.0, 1) is MARKERS[1] and next_marker(MARKERS, 3.0, -1) is None
-    assert next_marker(MARKERS, None, -1) is MARKERS[2]
+    assert next_marker(MARKERS, x=None, by=-1) is MARKERS[2]
 
 
 @table("count, lines", [(3, ["one two", "three", "four"]), (2, ["one two", "three …"]), (1, ["one …"])])
