@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial, partialmethod
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar
 
 from msgspec.structs import replace
 from textual import events
@@ -21,41 +21,43 @@ from gputui.store.runs import Run
 from gputui.ui.tui.actions import Context, Scope
 from gputui.ui.tui.layout.chart_settings import ChartMemory, ChartView
 from gputui.ui.tui.layout.charts import ChartedRun, ChartLook
-from gputui.ui.tui.layout.columns import (
-    BOX_FROM_WIDTH,
-    box,
-    draw_panel,
-    fill_height,
-    fit_line,
-    is_boxed,
-    rule,
+from gputui.ui.tui.layout.columns import box, draw_panel, fill_height, fit_line, is_boxed, rule
+from gputui.ui.tui.pages.run.arrangement import (
+    BESIDE,
+    NOTHING,
+    SECTIONS,
+    WIDE,
+    Arranger,
+    RunPanes,
+    Section,
+    Size,
 )
 from gputui.ui.tui.pages.run.chart_files import chart_drawing, file_name, write_chart
 from gputui.ui.tui.pages.run.head import banner_lines, fatal_failure, labels_line, run_head
 from gputui.ui.tui.pages.run.log import RunLog
-from gputui.ui.tui.pages.run.sections import SideSection, SideView, share_lines, side_sections
+from gputui.ui.tui.pages.run.sections import SideSection, SideView, side_sections
 from gputui.ui.tui.widgets.chart_pane import Charts
 from gputui.ui.tui.widgets.line_edit import LineEdit
 from gputui.ui.tui.widgets.page import ActionScreen, Choice, Copyable
-from gputui.ui.tui.widgets.pane import Area, Pane
 from gputui.ui.views.metric_words import HARDWARE
 from gputui.ui.views.snapshot import Interest, Moment, RunPage
 
-WIDE = BOX_FROM_WIDTH
-"""Least width of a page with all sections side by side."""
-
-Section = Literal["charts", "ranks", "log", "story", "params"]
-SECTIONS: tuple[Section, ...] = get_args(Section)
-BESIDE: tuple[Section, ...] = ("params", "ranks", "story")
-"""The sections at the right of the charts, from above."""
-
 _NAMES = {"story": "timeline", "params": "parameters"}
-
-Size = tuple[int, int]
 
 
 class RunScreen(ActionScreen):
-    """The page of one run. Narrow screens show one section at a time, wide ones all."""
+    """The page of one run. Narrow screens show one section at a time, wide ones all.
+
+    Attributes:
+        section: the section that has the keyboard.
+        is_maximised: whether the focused section alone is shown.
+        checkpoint_to_check: the checkpoint whose content to check; None for none.
+        _was_read: whether the run was there once.
+        _has_sought_cause: whether the traceback of the failed run was shown once.
+        _progress: the progress in the head, which is that at the end of the curves.
+        _beside: what is in view of each section beside the charts.
+        _scrollable: what the arrow keys move in each section.
+    """
 
     SCOPE: ClassVar[Scope] = "run"
 
@@ -66,23 +68,16 @@ class RunScreen(ActionScreen):
         self.charts = Charts(memory.of(run_id), self._keep_view, lambda text: self.shell.say(text))
         self.log_part = RunLog(lambda text: self.shell.say(text), self.do_section_log)
         self.parts = (self.charts, self.log_part)
-        self.labels = Pane(id="run-labels")
-        self.banner = Pane(id="banner")
-        self.tabs = Pane(id="tabs")
-        self.panes = {name: Pane(id=name) for name in (*BESIDE, "log")} | {"charts": self.charts.pane}
-        self.side = Area(*(self.panes[name] for name in BESIDE), id="side")
-        self.middle = Area(self.charts.pane, self.side, id="middle")
+        self.panes = RunPanes(self.charts.pane)
         self.is_maximised = False
         self.checkpoint_to_check: str | None = None
         self._memory = memory
         self._was_read = False
-        self._progress = Progress()
-        """The progress in the head, which is that at the end of the curves."""
         self._has_sought_cause = False
-        self._is_beside = True
-        self.beside = {name: SideView() for name in BESIDE}
+        self._progress = Progress()
+        self._beside = {name: SideView() for name in BESIDE}
         self._scrollable: Mapping[Section, Charts | RunLog | SideView] = {
-            "charts": self.charts, "log": self.log_part, **self.beside
+            "charts": self.charts, "log": self.log_part, **self._beside
         }  # fmt: skip
 
     def _keep_view(self, view: ChartView) -> None:
@@ -91,8 +86,9 @@ class RunScreen(ActionScreen):
 
     def compose(self) -> ComposeResult:
         self.paint()
-        yield from (self.head, self.labels, self.banner, self.notice, self.tabs, self.middle, self.panes["log"])
-        yield from (self.message, self.footer)
+        panes = self.panes
+        yield from (self.head, panes.labels, panes.banner, self.notice, panes.tabs)
+        yield from (panes.middle, panes.sections["log"], self.message, self.footer)
 
     def on_screen_resume(self) -> None:
         """The page above may have shown another run: this one is not gone but read again."""
@@ -148,46 +144,52 @@ class RunScreen(ActionScreen):
 
     def draw(self, width: int, height: int) -> None:
         page = self.page
-        snapshot = self.snapshot
         around = 1 + self.draw_frame(width)
         if page is None:
             self._draw_missing(width)
             return
         self._was_read = True
+        self._seek_cause(page)
+        labels = labels_line(page.run, width)
+        banner = banner_lines(page, self.context(), width)
+        is_wide = width >= WIDE and not self.is_maximised
+        tabs = [] if is_wide else [self._tabs_line(width)]
+        self.panes.labels.show(labels)
+        self.panes.banner.show(banner)
+        self.panes.tabs.show(tabs)
+        body = Size(width, max(0, height - around - len(labels) - len(banner) - len(tabs)))
+        self._draw_sections(page, body, is_wide=is_wide, is_framed=is_boxed(width, height))
+        self._draw_head(page, width)
+
+    def _seek_cause(self, page: RunPage) -> None:
+        """Show the traceback of a run once it has failed."""
         if page.run.state != "failed":
             self._has_sought_cause = False
         elif not self._has_sought_cause:
             self._has_sought_cause = True
             self.do_traceback()
-        labels = labels_line(page.run, width)
-        banner = banner_lines(page, self.context(), width)
-        self.labels.show(labels)
-        self.banner.show(banner)
-        is_wide = width >= WIDE and not self.is_maximised
-        tabs = [] if is_wide else [self._tabs_line(width)]
-        self.tabs.show(tabs)
-        body = max(0, height - around - len(labels) - len(banner) - (not is_wide))
-        is_framed = is_boxed(width, height)
+
+    def _draw_sections(self, page: RunPage, body: Size, *, is_wide: bool, is_framed: bool) -> None:
         # A frame, or on a wide page the line at the left of a section.
         frame = 2 if is_framed else int(is_wide)
-        if is_wide:
-            sections, sizes, upper = self._sizes(page, width, body, frame)
-        else:
-            sections = self._sections(page, width - frame, {self.section})
-            sizes = {self.section: (width, body)}
-            upper = 0 if self.section == "log" else body
-        self._resize_panes(sizes, upper)
-        for name, size in sizes.items():
+        arranger = Arranger(page, self.section, frame, partial(self._side_sections, page))
+        arrangement = arranger.all(body) if is_wide else arranger.alone(body)
+        self.panes.place(arrangement)
+        for name, size in arrangement.sizes.items():
+            pane = self.panes.sections[name]
             if name == "charts":
                 self._draw_charts(page, size, is_framed=is_framed)
             elif name == "log":
                 log = partial(self._log_lines, page)
-                self.panes[name].draw(partial(draw_panel, log, *size, is_framed=is_framed), height=size[1])
+                pane.draw(partial(draw_panel, log, *size, is_framed=is_framed), height=size.height)
             else:
-                drawing = partial(self._section_lines, name, sections[name], size, frame)
-                self.panes[name].draw(drawing, height=size[1])
-        if "charts" not in sizes or not self.charts.pane.is_behind:
+                section = arrangement.sections[name]
+                pane.draw(partial(self._section_lines, name, section, size, frame), height=size.height)
+        if "charts" not in arrangement.sizes or not self.charts.pane.is_behind:
             self._progress = page.progress
+
+    def _draw_head(self, page: RunPage, width: int) -> None:
+        snapshot = self.snapshot
         drawn = replace(page, progress=self._progress)
         moment = snapshot.past, self.key_words
         self.head.show(
@@ -200,9 +202,9 @@ class RunScreen(ActionScreen):
         if self.snapshot.past is not None:
             state = "did not exist yet"
         self.head.show([fit_line([(f" {clean(self.run_id)}", "title"), (f" · {state}", "dim")], width)])
-        self.labels.clear()
-        self.banner.clear()
-        self._resize_panes({}, 0)
+        self.panes.labels.clear()
+        self.panes.banner.clear()
+        self.panes.place(NOTHING)
 
     def _tabs_line(self, width: int) -> Line:
         line: Line = [(" ", "text")]
@@ -211,73 +213,17 @@ class RunScreen(ActionScreen):
             line.append((f"{number} {_NAMES.get(name, name)}   ", style))
         return fit_line(line, width)
 
-    def _sections(self, page: RunPage, width: int, opened: set[str]) -> dict[str, SideSection]:
+    def _side_sections(self, page: RunPage, width: int, opened: set[str]) -> Mapping[str, SideSection]:
         snapshot = self.snapshot
         return side_sections(page, snapshot.gpus, snapshot.at, width, opened=opened, is_past=snapshot.past is not None)
-
-    def _sizes(
-        self, page: RunPage, width: int, height: int, frame: int
-    ) -> tuple[Mapping[str, SideSection], dict[Section, Size], int]:
-        """The sections of a wide page with their sizes, and the lines above the log."""
-        has_charts = bool(page.metric_names) or not page.run.state.is_over or self.section == "charts"
-        log_height = max(5 + frame, height // 4)
-        if self.section == "log":
-            log_height = max(log_height, min(height // 2, len(page.log.lines) + frame))
-        if has_charts:
-            upper = max(0, height - log_height)
-            sections, sizes = self._sizes_beside_charts(page, width, upper, frame)
-            return sections, {**sizes, "log": (width, log_height)}, upper
-        names = [name for name in BESIDE if name != "ranks" or name == self.section]
-        side = width // len(names)
-        sections = self._sections(page, side - 2, {self.section})
-        highest = max(sections[name].height + frame for name in names)
-        log_height = max(log_height, height - highest, height * 3 // 5)
-        upper = max(0, height - log_height)
-        sizes = dict.fromkeys(names, (side, upper))
-        sizes[names[-1]] = (width - side * (len(names) - 1), upper)
-        return sections, {**sizes, "log": (width, log_height)}, upper
-
-    def _sizes_beside_charts(
-        self, page: RunPage, width: int, upper: int, frame: int
-    ) -> tuple[Mapping[str, SideSection], dict[Section, Size]]:
-        """The sections of a wide page with their sizes: charts, and at their side the others below each other."""
-        side = min(96, width * 9 // 20)
-        sections = self._sections(page, side - 2, {self.section})
-        # What is left out elsewhere is shown where there is room.
-        opened = self._sections(page, side - 2, {*BESIDE})
-        if sum(section.height + frame for section in opened.values()) <= upper:
-            sections = opened
-        needs: dict[str, int] = {name: sections[name].height + frame for name in BESIDE}
-        rooms = share_lines(needs, self.section, upper)
-        sizes: dict[Section, Size] = {"charts": (width - side, upper)}
-        for name in BESIDE:
-            sizes[name] = (side, rooms[name])
-        return sections, sizes
-
-    def _resize_panes(self, sizes: Mapping[Section, Size], upper: int) -> None:
-        """Show these sections, all but the log in so many lines above it."""
-        self.middle.display = upper > 0
-        self.middle.styles.height = upper
-        names = [name for name in BESIDE if name in sizes]
-        self.side.display = bool(names)
-        is_beside = "charts" in sizes or len(names) < 2
-        if is_beside != self._is_beside:
-            # Textual lays everything out again whenever this is set.
-            self._is_beside = is_beside
-            self.side.styles.layout = "vertical" if is_beside else "horizontal"
-        for name, pane in self.panes.items():
-            size = sizes.get(name, (0, 0))
-            pane.display = min(size) > 0
-            pane.styles.width = size[0]
 
     def _draw_charts(self, page: RunPage, size: Size, *, is_framed: bool) -> None:
         charts = self.charts
         run = page.run
-        snapshot = self.snapshot
-        charts.is_maximised = self.is_maximised
         view = charts.view
-        notes = list[Span]()
-        if view.axis in ("step", "epoch") and not page.progress.step and not any(a.last_step for a in page.attempts):
+        notes: list[Span] = []
+        has_step = bool(page.progress.step) or any(attempt.last_step for attempt in page.attempts)
+        if view.axis in ("step", "epoch") and not has_step:
             # On these axes nothing has a place before the first step.
             view = replace(view, axis="time")
             note = "no step known" if run.state.is_over else "no step yet"
@@ -285,13 +231,14 @@ class RunScreen(ActionScreen):
         if page.intake is not None and page.intake.rejected:
             notes.append((f"{count_of(page.intake.rejected, 'line')} could not be used", "warn"))
         data = page.charts or ChartData(charts.request, Frame(charts.request.axis))
-        hardware = [key for key in HARDWARE if run.gpus or key.startswith("host/")]
         look = ChartLook(
             view,
             (ChartedRun(data),),
-            {gpu.uuid: gpu.index for gpu in snapshot.gpus},
+            {gpu.uuid: gpu.index for gpu in self.snapshot.gpus},
             frozenset(number for number, rank in page.progress.ranks.items() if rank.is_slow),
         )
+        hardware = [key for key in HARDWARE if run.gpus or key.startswith("host/")]
+        charts.is_maximised = self.is_maximised
         charts.choose(data.names or page.metric_names, hardware, run.roles)
         charts.draw(look, size, notes, is_focused=self.section == "charts", is_framed=is_framed)
 
@@ -312,12 +259,12 @@ class RunScreen(ActionScreen):
         if frame:
             width -= 2
         title = rule(section.title, width, style=self._title_style(name))
-        lines = [fit_line(line, width) for line in self.beside[name].visible(section, width, height - frame)]
+        lines = [fit_line(line, width) for line in self._beside[name].visible(section, width, height - frame)]
         if frame == 2:
-            return box(fill_height([title, *lines], width, size[1] - 1), size[0])
+            return box(fill_height([title, *lines], width, height - 1), size.width)
         if frame:
             edge: Line = [("│ ", "rule")]
-            return [[*edge, *line] for line in (title, *lines)][: size[1]]
+            return [[*edge, *line] for line in (title, *lines)][:height]
         return lines
 
     def _title_style(self, section: Section) -> str:
@@ -345,12 +292,12 @@ class RunScreen(ActionScreen):
         if pane is self.charts.pane:
             self.charts.zoom(-by)
         for name in (*BESIDE, "log"):
-            if pane is self.panes[name]:
+            if pane is self.panes.sections[name]:
                 self._scrollable[name].scroll(by)
         self.changed()
 
     def on_click(self, event: events.Click) -> None:
-        section = next((name for name in SECTIONS if event.widget is self.panes[name]), None)
+        section = next((name for name in SECTIONS if event.widget is self.panes.sections[name]), None)
         if section is not None:
             self.section = section
             if section == "charts":

@@ -255,7 +255,7 @@ async def test_a_failed_run_says_why_once_and_opens_on_the_log_of_its_rank_that_
         banner = text(app, "banner")
         page = page_of(app)
         assert mentions(banner, "KeyError: 'labels', data.py:17", "not retried", "e traceback   3 log   ")
-        log = page.panes["log"]
+        log = page.panes.sections["log"]
         assert page.section == "log" and not page.charts.pane.display
         assert log.size.width == 120 and log.size.height >= 18
         lines = text(app, "log").splitlines()
