@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -54,13 +54,18 @@ class ChosenPanels(Struct, frozen=True):
     """The charts that match the filter.
 
     Attributes:
+        chosen: the charts in their order.
         count: how many there are in all.
         problem: what is wrong with the filter.
+        names: the metrics that were chosen among.
+        hardware: the keys of `HARDWARE` that were chosen among.
     """
 
     chosen: tuple[Panel, ...] = ()
     count: int = 0
     problem: str | None = None
+    names: Sequence[str] = ()
+    hardware: Sequence[str] = ()
 
 
 class PanelRect(NamedTuple):
@@ -73,7 +78,7 @@ class PanelRect(NamedTuple):
 
 
 def choose_panels(
-    names: Iterable[str], hardware: Iterable[str], view: ChartView, roles: MetricRoles = NO_ROLES
+    names: Sequence[str], hardware: Sequence[str], view: ChartView, roles: MetricRoles = NO_ROLES
 ) -> ChosenPanels:
     """The charts in order: pinned ones, then those of `by_interest`.
 
@@ -97,7 +102,7 @@ def choose_panels(
     others = [key for key in matches.names if key not in pinned and (is_filtered or not is_of_the_run(key))]
     chosen = tuple(by_key[key] for key in (*pinned, *others))
     count = len(keys) if is_filtered else len(chosen)
-    return ChosenPanels(chosen, count, matches.problem)
+    return ChosenPanels(chosen, count, matches.problem, names, hardware)
 
 
 def panel_rects(count: int, width: int, height: int, layout: Layout, least_width: int = LEAST_WIDTH) -> list[PanelRect]:

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial, partialmethod
 from typing import Any
 
 from msgspec.structs import replace
 
-from gputui.core.text import clean
-from gputui.core.units import short_number
-from gputui.metrics.curves.model import AXES, Axis, ChartRequest, HardwareField
+from gputui.metrics.curves.model import AXES, Axis, ChartRequest
 from gputui.metrics.curves.names import filter_names
 from gputui.metrics.draw.parts import Line, Span
 from gputui.metrics.draw.viewport import Extent, Viewport, next_point
 from gputui.store.metrics.roles import NO_ROLES, MetricRoles
 from gputui.ui.tui.layout import charts
 from gputui.ui.tui.layout.chart_settings import LAYOUTS, SMOOTHINGS, ChartView
-from gputui.ui.tui.layout.charts import ChartLook, plot_columns, x_words
-from gputui.ui.tui.layout.columns import clip_line, clip_words, draw_panel, fit_line, line_width, rule
+from gputui.ui.tui.layout.charts import ChartLook
+from gputui.ui.tui.layout.columns import draw_panel
+from gputui.ui.tui.layout.drawn_charts import AT_CROSSHAIR, DrawnCharts
 from gputui.ui.tui.layout.lists import index_of, next_choice
 from gputui.ui.tui.layout.panels import (
     LEAST_NAMED_WIDTH,
@@ -33,27 +32,20 @@ from gputui.ui.tui.widgets.line_edit import LineEdit
 from gputui.ui.tui.widgets.pane import SlowPane
 from gputui.ui.views.metric_words import USUAL
 
-AT_CROSSHAIR: dict[HardwareField, tuple[str, str]] = {
-    "utilization": ("util ", "%"),
-    "power": ("power ", " W"),
-    "temperature": ("", " °C"),
-}
-"""Fields whose values the line above the charts has at the crosshair, and the words around."""
-
-_GLYPHS = {"incident": "✗ ", "alert": "▲ "}
+WHOLE = "The charts show the whole run; + zooms in."
 
 
 class Charts:
-    """The state of a page's charts, and the actions that change it.
+    """The charts of a page, and the actions that change them.
 
     Attributes:
         view: the settings of the charts, of which ``keep`` is told.
         edit: the filter that is being typed.
         is_maximised: whether only one chart is shown.
-        look: what the charts were drawn from.
-        panels: the charts that match the filter.
-        extent: the whole x axis; None while it is unknown.
+        drawn: the charts in sight.
         request: what the charts need from the feed.
+        _chosen: the charts that match the filter.
+        _left_axes: viewport and crosshair on the axes that were shown before.
     """
 
     def __init__(self, view: ChartView, keep: Callable[[ChartView], object], say: Callable[[str], object]) -> None:
@@ -61,18 +53,17 @@ class Charts:
         self.pane = SlowPane(id="charts")
         self.edit: LineEdit | None = None
         self.is_maximised = False
-        self.look = ChartLook(view)
-        self.panels = ChosenPanels()
-        self.extent: Extent | None = None
+        self.drawn = DrawnCharts(ChartLook(view))
         self.request = ChartRequest(USUAL, view.axis, smoothing=view.smoothing, hardware=("utilization",))
         self._keep = keep
         self._say = say
-        self._rects_on_axes: dict[Axis, tuple[Viewport, float | None]] = {}
-        self._names: Sequence[str] = ()
-        self._hardware: Sequence[str] = ()
-        self._visible: Sequence[Panel] = ()
-        self._rects: Sequence[PanelRect] = ()
-        self._is_framed = self._is_tab = False
+        self._chosen = ChosenPanels()
+        self._left_axes: dict[Axis, tuple[Viewport, float | None]] = {}
+
+    @property
+    def look(self) -> ChartLook:
+        """What the charts were drawn from."""
+        return self.drawn.look
 
     def change(self, **changes: Any) -> None:
         """Change the view."""
@@ -87,9 +78,7 @@ class Charts:
 
     def choose(self, names: Sequence[str], hardware: Sequence[str] = (), roles: MetricRoles = NO_ROLES) -> None:
         """Choose the charts among these metrics, of which some have ``roles``, and charts of the hardware."""
-        self._names = names
-        self._hardware = hardware
-        self.panels = choose_panels(names, hardware, self.view, roles)
+        self._chosen = choose_panels(names, hardware, self.view, roles)
 
     def draw(
         self,
@@ -110,64 +99,63 @@ class Charts:
             is_focused: whether the charts have the keyboard.
             is_framed: whether the pane has a frame.
         """
-        width = size[0]
-        height = size[1] - 1
-        if is_framed:
-            width = width - 2
-            height = height - 1
+        width, height = size
         axis = look.view.axis
-        self._is_framed = is_framed
-        self._is_tab = is_focused and not look.is_compared
         if axis != self.request.axis:
-            # A past moment before the first step has another axis than the present, to which the crosshair returns.
-            self._rects_on_axes[self.request.axis] = self.view.viewport, self.view.cursor
-            viewport, cursor = self._rects_on_axes.get(axis, (Viewport(), None))
-            self.view = replace(self.view, viewport=viewport, cursor=cursor)
-        drawn = next((run.data.frame.axis for run in look.runs), axis)
-        look = replace(look, view=replace(self.view, axis=drawn))
+            self._change_axis(axis)
+        drawn_axis = next((run.data.frame.axis for run in look.runs), axis)
+        look = replace(look, view=replace(self.view, axis=drawn_axis))
+        panels, rects = self._screenful(look, width - 2 * is_framed, height - 1 - is_framed)
         extent = charts.extent_of(look)
-        self.extent = extent if drawn == axis else None
-        self._choose_visible(look, width, height)
         if extent is not None:
             look = replace(look, window=look.view.viewport.window(extent))
-        if is_focused and len(self._visible) > 1:
+        if is_focused and len(panels) > 1:
             look = replace(look, focus=self.focused_key)
-        self.look = look
-        self.request = self._request_for(look, axis)
+        if drawn_axis != axis:
+            extent = None
+        drawn = DrawnCharts(look, self._chosen, panels, rects=rects, extent=extent, is_framed=is_framed)
+        self.drawn = drawn
+        self.request = self._request_for(drawn, axis)
+        title_style = "tab" if is_focused and not look.is_compared else "title"
+        lines = partial(self._lines, drawn, notes, title_style)
         runs = [(run.name, run.colour, run.is_in_front, run.data.request) for run in look.runs]
-        parts: list[object] = [notes]
-        for run in look.runs:
-            data = run.data
-            parts += [data.markers, data.hardware, *data.curves.values(), *data.ranked.values()]
         self.pane.show_when(
-            (size, is_framed, is_focused, self.edit, self._visible, replace(look, runs=()), runs),
-            parts,
-            lambda: draw_panel(partial(self._lines, look, notes), *size, is_framed=is_framed),
-            height=size[1],
+            (size, is_framed, is_focused, self.edit, panels, replace(look, runs=()), runs),
+            [notes, *_data_of(look)],
+            lambda: draw_panel(lines, width, height, is_framed=is_framed),
+            height=height,
         )
 
-    def _choose_visible(self, look: ChartLook, width: int, height: int) -> None:
-        """Choose the screenful of charts that holds the focused one."""
-        chosen = self.panels.chosen
+    def _change_axis(self, axis: Axis) -> None:
+        """Show the viewport and the crosshair that this axis had before: a past moment before the first step has
+        another axis than the present, to which the crosshair returns."""
+        self._left_axes[self.request.axis] = self.view.viewport, self.view.cursor
+        viewport, cursor = self._left_axes.get(axis, (Viewport(), None))
+        self.view = replace(self.view, viewport=viewport, cursor=cursor)
+
+    def _screenful(self, look: ChartLook, width: int, height: int) -> tuple[Sequence[Panel], Sequence[PanelRect]]:
+        """The screenful of charts that holds the focused one, and their cells."""
+        chosen = self._chosen.chosen
         layout = "one" if self.is_maximised else self.view.layout
         least_width = LEAST_NAMED_WIDTH if look.is_compared else LEAST_WIDTH
         at_once = max(1, len(panel_rects(len(chosen), width, height, layout, least_width)))
         first = index_of(self.keys, self.focused_key) // at_once * at_once
-        self._rects = panel_rects(min(at_once, len(chosen) - first), width, height, layout, least_width)
-        self._visible = chosen[first : first + len(self._rects)]
+        rects = panel_rects(min(at_once, len(chosen) - first), width, height, layout, least_width)
+        return chosen[first : first + len(rects)], rects
 
-    def _request_for(self, look: ChartLook, axis: Axis) -> ChartRequest:
-        """The request for the visible charts over an axis."""
+    def _request_for(self, drawn: DrawnCharts, axis: Axis) -> ChartRequest:
+        """The request for the charts in sight over an axis."""
+        look = drawn.look
         view = look.view
         # Until the run's own names are known, the usual ones are requested.
         names: Sequence[str] = USUAL
-        if self._names:
-            names = [panel.key for panel in self._visible if panel.field is None]
-        fields = [panel.field for panel in self._visible if panel.field is not None]
+        if self._chosen.names:
+            names = [panel.key for panel in drawn.panels if panel.field is None]
+        fields = [panel.field for panel in drawn.panels if panel.field is not None]
         window = None
-        if view.viewport.span is not None and self.extent is not None:
+        if view.viewport.span is not None and drawn.extent is not None:
             window = look.window
-        if view.cursor is not None and "gpu/utilization" in self._hardware:
+        if view.cursor is not None and "gpu/utilization" in self._chosen.hardware:
             fields += [field for field in AT_CROSSHAIR if field not in fields]
         return ChartRequest(
             names=tuple(names),
@@ -176,82 +164,25 @@ class Charts:
             smoothing=view.smoothing,
             hardware=tuple(fields),
             is_log=view.is_log_x,
-            ranked=tuple(panel.key for panel in self._visible if look.is_by_rank(panel)),
+            ranked=tuple(panel.key for panel in drawn.panels if look.is_by_rank(panel)),
             cursor=view.cursor,
         )
 
-    def _lines(self, look: ChartLook, notes: Sequence[Span], width: int, height: int) -> list[Line]:
-        head = self._head(look, width, notes)
-        if self._visible:
-            lines = charts.grid_lines(self._visible, self._rects, look, width, height - 1)
+    def _lines(
+        self, drawn: DrawnCharts, notes: Sequence[Span], title_style: str, width: int, height: int
+    ) -> list[Line]:
+        if self.edit is None:
+            head = drawn.status_line(notes, width, title_style)
         else:
-            text = "No metric matches the filter; esc clears it." if look.view.filter_text else "No metric yet."
-            lines = [fit_line([("  " + text, "dim")], width)]
-        return [head, *lines]
-
-    def _head(self, look: ChartLook, width: int, notes: Sequence[Span]) -> Line:
-        """The filter being typed; or with a crosshair, what happened there; or the settings."""
-        if self.edit is not None:
-            note = clean(self.panels.problem or f"{len(self.panels.chosen)} of {self.panels.count} charts")
-            typed = self.edit.spans(max(8, width - 11 - len(note)))
-            note_style = "warn" if self.panels.problem else "dim"
-            spans = [(" filter ", "title"), *typed, (f" {note}", note_style)]
-        else:
-            parts = crosshair_parts(look, self._visible) or [*self._settings_parts(look, width), *notes]
-            if look.view.cursor is None and self._is_framed:
-                title_style = "tab" if self._is_tab else "title"
-                return rule("CHARTS", width, notes=parts, style=title_style)
-            spans = []
-            lead = " "
-            for text, style in parts:
-                # A long sentence of an event leaves room for what was measured.
-                spans.append((lead + clip_words(text, width // 2), style))
-                lead = " · "
-            while len(spans) > 1 and line_width(spans) > width:
-                spans.pop()
-        line, rest = clip_line([*spans, (" ", "text")], width)
-        # In a frame, the rest is the frame's upper side.
-        if self._is_framed:
-            return [*line, ("─" * rest, "rule")]
-        return fit_line(line, width)
-
-    def _settings_parts(self, look: ChartLook, width: int) -> list[Span]:
-        """The settings that are not the usual ones, which charts are in sight, and what they hide."""
-        view = look.view
-        visible = self._visible
-        parts: list[Span] = [(f"x {charts.AXIS_NAMES[view.axis]}", "dim")]
-        if view.is_log_x and self.extent is not None and self.extent.kind != "log":
-            parts.append(("log x: nothing above 0", "accent"))
-        elif view.is_log_x:
-            parts.append(("log x", "accent"))
-        if view.is_cut:
-            parts.append(("cut to the shortest", "accent"))
-        if view.viewport.span is not None:
-            start, end = (x_words(look.data.frame, x) for x in look.window)
-            parts.append((f"{start} to {end.removeprefix('step ')}", "accent"))
-        if view.smoothing:
-            parts.append((f"smoothing {view.smoothing:g}", "accent"))
-        if view.filter_text:
-            parts.append((f"/{clean(view.filter_text)}", "accent"))
-        if self.panels.problem:
-            parts.append((clean(self.panels.problem), "warn"))
-        if 0 < len(visible) < self.panels.count:
-            parts.append((_visible_words(self.panels, visible), "dim"))
-        if visible and (saved := charts.counted_checkpoints(look, width)):
-            parts.append((f"{saved} checkpoints", "good"))
-        curves = look.data.curves.values()
-        if view.axis in ("step", "epoch") and any(curve.redone for curve in curves):
-            parts.append(("grey: redone", "dim"))
-        if non_finite := sum(stretch.non_finite for curve in curves for stretch in curve.bins):
-            parts.append((f"× {short_number(non_finite)} values not finite", "bad"))
-        return parts
+            head = drawn.filter_line(self.edit.spans(drawn.filter_room(width)), width)
+        return drawn.lines(head, width, height)
 
     # --- which chart
 
     @property
     def keys(self) -> list[str]:
         """The keys of the charts that match the filter."""
-        return [panel.key for panel in self.panels.chosen]
+        return [panel.key for panel in self._chosen.chosen]
 
     @property
     def focused_key(self) -> str | None:
@@ -264,7 +195,7 @@ class Charts:
     @property
     def focus(self) -> Panel | None:
         """The chosen chart."""
-        return next((panel for panel in self.panels.chosen if panel.key == self.focused_key), None)
+        return next((panel for panel in self._chosen.chosen if panel.key == self.focused_key), None)
 
     def scroll(self, by: int) -> None:
         """Choose the chart ``by`` charts further."""
@@ -273,7 +204,7 @@ class Charts:
 
     def scroll_page(self, by: int) -> None:
         """Choose a chart ``by`` screenfuls further."""
-        self.scroll(by * max(1, len(self._rects)))
+        self.scroll(by * max(1, len(self.drawn.rects)))
 
     def filter_to(self, edit: LineEdit | None, text: str) -> None:
         """Show the charts that match a text, which is still being typed if there is an ``edit``."""
@@ -294,17 +225,9 @@ class Charts:
 
     # --- the crosshair
 
-    @property
-    def _columns(self) -> int:
-        """Cells of the focused chart along the x axis."""
-        for panel, rect in zip(self._visible, self._rects, strict=False):
-            if panel.key == self.focused_key:
-                return plot_columns(self.look, rect.width, rect.height)
-        return 80
-
     def sideways(self, by: int) -> None:
         """Move the crosshair to the next measured place, at least one column further; begin at the newest one."""
-        extent = self.extent
+        extent = self.drawn.extent
         view = self.view
         if extent is None:
             self._say("There is no curve yet to move a crosshair along.")
@@ -313,7 +236,7 @@ class Charts:
         if view.cursor is None:
             self.change(cursor=min(extent.newest, end))
             return
-        target = extent.beside(view.cursor, (start, end), by / self._columns)
+        target = extent.beside(view.cursor, (start, end), by / self.drawn.columns_of(self.focused_key))
         front = sorted(self.look.runs, key=lambda run: not run.is_in_front)
         curves = [curve for run in front for curve in run.data.curves.values()]
         # Without a curve of the focused chart, the crosshair steps along the first one.
@@ -328,7 +251,7 @@ class Charts:
 
     def point_at(self, x: float) -> None:
         """Move the crosshair to ``x``, and the window if ``x`` lies outside."""
-        if (extent := self.extent) is not None:
+        if (extent := self.drawn.extent) is not None:
             cursor = min(max(x, extent.first), extent.newest)
             self.change(cursor=cursor, viewport=self.view.viewport.holding(extent, cursor))
 
@@ -346,29 +269,28 @@ class Charts:
 
     def scroll_to(self, *, end: bool) -> None:
         """Remove the crosshair and follow the newest values; or, if not ``end``, move it to the first place."""
-        if end or self.extent is None:
+        if end or self.drawn.extent is None:
             self.change(cursor=None, viewport=replace(self.view.viewport, end=None))
         else:
-            self.point_at(self.extent.first)
+            self.point_at(self.drawn.extent.first)
 
     def click(self, x: int, y: int) -> None:
         """Focus the clicked chart, and move the crosshair there."""
-        x -= self._is_framed
-        for panel, rect in zip(self._visible, self._rects, strict=False):
-            if 0 <= y - 1 - rect.y < rect.height and 0 <= x - rect.x < rect.width:
-                self.change(focus=panel.key)
-                columns = plot_columns(self.look, rect.width, rect.height)
-                # The newest values are right of their place.
-                column = min(x - rect.x - charts.GUTTER - 2, columns - 1)
-                if self.extent is not None and column >= 0:
-                    self.point_at(self.extent.between(self.look.window, (column + 0.5) / columns))
+        clicked = self.drawn.at(x, y)
+        if clicked is None:
+            return
+        panel, rect = clicked
+        self.change(focus=panel.key)
+        place = self.drawn.axis_place(x, rect)
+        if place is not None:
+            self.point_at(place)
 
     # --- the axes
 
     def _move_window(self, move: Callable[[Viewport, Extent], Viewport], why_not: str) -> None:
-        if self.extent is None:
+        if self.drawn.extent is None:
             self._say("There is no curve yet.")
-        elif (moved := move(self.view.viewport, self.extent)) == self.view.viewport:
+        elif (moved := move(self.view.viewport, self.drawn.extent)) == self.view.viewport:
             self._say(why_not)
         else:
             self.change(viewport=moved)
@@ -397,7 +319,7 @@ class Charts:
     do_pan_right = partialmethod(_pan, 1)
 
     def do_x_axis(self) -> None:
-        axes = [axis for axis in AXES if axis != "epoch" or "epoch" in self._names]
+        axes = [axis for axis in AXES if axis != "epoch" or "epoch" in self._chosen.names]
         self.show(self.view.rescaled(axis=next_choice(axes, self.view.axis)))
 
     def do_log_x_axis(self) -> None:
@@ -438,43 +360,8 @@ class Charts:
             self.change(by_rank=self.view.by_rank ^ {panel.key})
 
 
-WHOLE = "The charts show the whole run; + zooms in."
-
-
-def _visible_words(panels: ChosenPanels, visible: Sequence[Panel]) -> str:
-    """Which charts are in sight: ``charts 4–6 of 9 (31 in all)``."""
-    chosen = panels.chosen
-    first = chosen.index(visible[0]) + 1
-    text = f"charts {first}–{first + len(visible) - 1} of {len(chosen)}"
-    if len(chosen) < panels.count:
-        text += f" ({panels.count} in all)"
-    return text
-
-
-def crosshair_parts(look: ChartLook, visible: Sequence[Panel]) -> list[Span]:
-    """The place of the crosshair, what happened there, and the hardware that no chart shows; nothing without it."""
-    x = look.view.cursor
-    data = look.data
-    frame = look.data.frame
-    reach = look.reach
-    if x is None:
-        return []
-    parts: list[Span] = [(f"│ {x_words(frame, x)}", "cursor")]
-    if frame.axis != "time" and (moment := frame.moment_at(x)) is not None:
-        parts.append((charts.frame_clock(frame, moment), "cursor"))
-    near = [marker for marker in data.markers if abs(marker.x - x) <= reach]
-    near.sort(key=lambda marker: (charts.GRAVITY.index(marker.kind), abs(marker.x - x)))
-    for marker in near[:3]:
-        text = f"{_GLYPHS.get(marker.kind, '')}{marker.text or marker.word}"
-        if marker.at is not None and frame.axis != "time":
-            text += f" {charts.frame_clock(frame, marker.at)}"
-        parts.append((text, charts.MARKER_STYLES[marker.kind]))
-    shown_fields = {panel.field for panel in visible}
-    for field, (title, unit) in AT_CROSSHAIR.items():
-        curves = (curve for curve in data.hardware if curve.field == field and curve.uuid is not None)
-        values = [value for curve in curves if (value := charts.crosshair_value(curve, look)) is not None]
-        if values and field not in shown_fields:
-            # One number where all round to it.
-            ends = dict.fromkeys(f"{value:.0f}" for value in (min(values), max(values)))
-            parts.append((f"{title}{'–'.join(ends)}{unit}", "text"))
-    return parts
+def _data_of(look: ChartLook) -> Iterator[object]:
+    """What is drawn of each run."""
+    for run in look.runs:
+        data = run.data
+        yield from (data.markers, data.hardware, *data.curves.values(), *data.ranked.values())

@@ -22,6 +22,7 @@ from gputui.ui.tui.data.reader import SnapshotReader
 from gputui.ui.tui.layout.chart_settings import ChartView
 from gputui.ui.tui.layout.charts import ChartedRun, ChartLook, next_marker, panel_lines
 from gputui.ui.tui.layout.columns import wrap_at_most
+from gputui.ui.tui.layout.drawn_charts import DrawnCharts, crosshair_parts
 from gputui.ui.tui.layout.panels import Panel, choose_panels
 from gputui.ui.tui.pages.run.chart_files import file_name
 from gputui.ui.tui.pages.run.sections import (
@@ -36,7 +37,6 @@ from gputui.ui.tui.pages.run.sections import (
     side_sections,
     timeline_lines,
 )
-from gputui.ui.tui.widgets.chart_pane import Charts, crosshair_parts
 from gputui.ui.views.metric_words import HARDWARE
 from gputui.ui.views.snapshot import Checkpoint, CheckpointList, Interest, RunPage, Snapshot
 from tests.homes import NOW, Home
@@ -380,9 +380,9 @@ def test_the_line_of_the_crosshair_drops_whole_values() -> None:
         HardwareCurve(field, f"GPU-{n}", bins(1.0), 1.0, value + n)
         for field, value in (("power", 585.0), ("temperature", 69.0)) for n in (0, 3)
     )  # fmt: skip
-    charts = Charts(ChartView(), lambda view: None, lambda text: None)
-    look = look_of(LINE, hardware=hardware, markers=MARKERS[:1], cursor=0.0)
-    heads = {width: "".join(text for text, _ in charts._head(look, width, ())).rstrip() for width in (60, 36, 30)}
+    charts = DrawnCharts(look_of(LINE, hardware=hardware, markers=MARKERS[:1], cursor=0.0))
+    lines = {width: charts.status_line((), width, "title") for width in (60, 36, 30)}
+    heads = {width: "".join(text for text, _ in line).rstrip() for width, line in lines.items()}
     assert heads == {
         60: " │ step 0 · power 585–588 W · 69–72 °C",
         36: " │ step 0 · power 585–588 W",
