@@ -14,7 +14,7 @@ from gputui.store.metrics import past, queries
 from gputui.store.rows import insert, update
 from gputui.store.run_history import read_decisions, read_incidents
 from gputui.store.runs import RunLookupError, find_run, holders, read_runs
-from gputui.ui.tui.data.reader import in_order
+from gputui.ui.tui.data.run_rows import in_order
 from tests.homes import GIB, NOW, Home, add_line, add_source, uuid
 
 

@@ -1,4 +1,4 @@
-"""Reading the machine's part of a snapshot: quarantine, one GPU, costs of failures, alerts, full disk, idle GPUs."""
+"""Reading the machine's part of a snapshot: histories, quarantine, one GPU, alerts, full disk, idle GPUs."""
 
 from __future__ import annotations
 
@@ -10,9 +10,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gputui.core.units import count_of
-from gputui.metrics.progress import Progress
-from gputui.recovery.costs import Cost
-from gputui.recovery.run_history import RunHistory, total_cost
 from gputui.runs import notices
 from gputui.runs.scheduler import WaitingRuns, read_waiting_runs
 from gputui.store import alerts, queue
@@ -22,6 +19,7 @@ from gputui.store.hardware import (
     GpuView,
     gpu_events,
     gpu_history,
+    host_history,
     idleness,
     leased_since,
     memory_temperature_history,
@@ -29,16 +27,12 @@ from gputui.store.hardware import (
     quarantined,
     xid_counts,
 )
-from gputui.store.rollups import GpuHistory
-from gputui.store.runs import Run
-from gputui.ui.views.snapshot import GpuPage, Interest, MachineState, RunRow
+from gputui.store.rollups import GpuHistory, HostHistory
+from gputui.ui.views.snapshot import HISTORY_BUCKETS, HISTORY_SECONDS, GpuPage, Interest, MachineState
 
 GPU_BUCKETS = 120
 
 EVENTS_OF_A_GPU = 40
-
-COSTS_PER_READ = 4
-"""How many changed runs have their costs computed for one snapshot."""
 
 
 class StoreReading(NamedTuple):
@@ -116,44 +110,6 @@ class GpuPageReader:
         )
 
 
-class CostReader:
-    """Computes the costs of each run's failures, again when the run changes."""
-
-    def __init__(self) -> None:
-        self._known: dict[str, tuple[tuple[object, ...], Cost | None]] = {}
-        """The cost of each run, behind the values that it was computed from."""
-
-    def read(self, connection: sqlite3.Connection, runs: Sequence[tuple[Run, Progress]]) -> tuple[list[RunRow], bool]:
-        """The rows with their costs, and whether some of them are still to come. Raises sqlite3.Error."""
-        # The checkpoint of the newest attempt may be reported after its start.
-        incidents = {
-            run_id: count_and_start
-            for run_id, *count_and_start in connection.execute(
-                "SELECT run_id, count(*), (SELECT json_array(a.started_at, a.resumed_from) FROM attempts AS a "
-                "WHERE a.run_id = i.run_id ORDER BY a.number DESC LIMIT 1) FROM incidents AS i GROUP BY run_id"
-            ).fetchall()
-        }
-        self._known = {run_id: self._known[run_id] for run_id in self._known.keys() & incidents.keys()}
-        budget = COSTS_PER_READ
-        is_behind = False
-        rows = []
-        for run, progress in runs:
-            if run.run_id not in incidents:
-                rows.append(RunRow(run, progress))
-                continue
-            # The cost of an incident is final with the next attempt's first step.
-            basis = (*incidents[run.run_id], run.state, run.attempt, bool(progress.ranks))
-            computed_from, cost = self._known.get(run.run_id, (None, None))
-            if computed_from != basis and budget:
-                budget -= 1
-                cost = total_cost(RunHistory.read(connection, run).failures())
-                self._known[run.run_id] = basis, cost
-            elif computed_from != basis:
-                is_behind = True
-            rows.append(RunRow(run, progress, cost))
-        return rows, is_behind
-
-
 MOST_RESOLVED = 200
 
 
@@ -197,6 +153,37 @@ def unsent_words(connection: sqlite3.Connection) -> str | None:
     since = time.strftime("%a %H:%M", time.localtime(waiting[0].at))
     who = ", ".join(dict.fromkeys(message.label for message in waiting))
     return f"{count} to {who} cannot be sent since {since}: {problems[waiting[0].recipient]}. It is tried again."
+
+
+_AFTER_SAMPLE = 1e-3
+"""Buckets exclude their end; so many seconds later they include a sample taken at the very moment."""
+
+_BUCKET_SECONDS = HISTORY_SECONDS / HISTORY_BUCKETS
+
+Histories = tuple[Mapping[str, GpuHistory], HostHistory | None]
+"""The short histories of the GPUs, by their UUIDs, and of the host."""
+
+
+class HistoryReader:
+    """Reads the short histories. Those of the present end with the last full bucket, and are kept until the next."""
+
+    def __init__(self) -> None:
+        self._bucket = -1
+        self._newest: Histories = {}, None
+
+    def read(self, reading: StoreReading) -> Histories:
+        """The histories that end at the moment of a reading. Raises sqlite3.Error."""
+        if reading.at is not None:
+            return self._until(reading.connection, reading.at + _AFTER_SAMPLE)
+        bucket = int(reading.now // _BUCKET_SECONDS)
+        if bucket != self._bucket:
+            self._newest = self._until(reading.connection, bucket * _BUCKET_SECONDS)
+            self._bucket = bucket
+        return self._newest
+
+    def _until(self, connection: sqlite3.Connection, end: float) -> Histories:
+        span = end - HISTORY_SECONDS, end, HISTORY_BUCKETS
+        return gpu_history(connection, *span), host_history(connection, *span)
 
 
 class IdleReader:

@@ -6,8 +6,8 @@ from contextlib import closing
 
 from gputui.core.config import Workspace
 from gputui.store.database import open_reader
-from gputui.ui.tui.data.machine import COSTS_PER_READ
 from gputui.ui.tui.data.reader import SnapshotReader
+from gputui.ui.tui.data.run_rows import COSTS_PER_READ
 from gputui.ui.views.snapshot import Interest, Moment
 from tests.homes import NOW, Home
 from tests.stories import overnight
