@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -26,11 +27,22 @@ def is_out_of_memory(error: BaseException) -> bool:
     return said or isinstance(error, torch.OutOfMemoryError)
 
 
-def smaller(batch_size: int, grad_accum: int) -> tuple[int, int] | None:
-    """The largest micro batch of at most three quarters, and the accumulation that keeps the product; None for 1."""
-    samples = batch_size * grad_accum
-    sizes = (size for size in range(batch_size * 3 // 4, 0, -1) if samples % size == 0)
-    return next(((size, samples // size) for size in sizes), None)
+class MicroBatches(NamedTuple):
+    """How a rank cuts its samples of a step.
+
+    Attributes:
+        size: samples of a micro batch; 0 until --batch-size auto has found the largest.
+        per_step: how many micro batches a step has.
+    """
+
+    size: int
+    per_step: int
+
+    def smaller(self) -> MicroBatches | None:
+        """The same samples in the largest micro batches of at most three quarters of the size; None for size 1."""
+        samples = self.size * self.per_step
+        sizes = (size for size in range(self.size * 3 // 4, 0, -1) if samples % size == 0)
+        return next((MicroBatches(size, samples // size) for size in sizes), None)
 
 
 @dataclass(frozen=True)

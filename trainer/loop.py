@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from trainer.answering import Prompts
-from trainer.batch import Probe, find_batch, is_out_of_memory, smaller
+from trainer.batch import MicroBatches, Probe, find_batch, is_out_of_memory
 from trainer.checkpoints import Checkpointer, Need, parts_on_host, shared_state, sign_of_life
 from trainer.faults import Injector
 from trainer.optim import set_learning_rate
@@ -88,11 +88,12 @@ class Loop:
         settings = self.settings
         session = self.session
         self.world.wait_for(max(settings.timeout, settings.start_timeout))
-        if not session.batch_size:
-            session.batch_size = self.largest_batch()
-            self.telemetry.event(self.progress.step, "batch_found", batch_size=session.batch_size)
-            self.telemetry.say(f"the largest micro batch that fits has {session.batch_size} samples")
-        session.set_batch(session.batch_size, session.grad_accum)
+        if not session.batches.size:
+            size = self.largest_batch()
+            session.batches = session.batches._replace(size=size)
+            self.telemetry.event(self.progress.step, "batch_found", batch_size=size)
+            self.telemetry.say(f"the largest micro batch that fits has {size} samples")
+        session.set_batches(session.batches)
         _reset_peak_memory(self.world.device)
         with infrequent_gc() if settings.gc_every else contextlib.nullcontext():
             return self.steps(last_phase)
@@ -165,7 +166,7 @@ class Loop:
         self.clock.start()
         with telemetry.observe(step, session.objective.model):
             while True:
-                can_retry = self.smaller_batch() is not None
+                can_retry = self.smaller_batches() is not None
                 local_loss, votes = self.gradients(step, survive=can_retry)
                 # Unless the step may have to be repeated, the vote goes on beside the update.
                 if not can_retry or not votes().out_of_memory:
@@ -212,16 +213,17 @@ class Loop:
         self.weight = torch.zeros_like(total)  # of the micro batches, for `normalize_weights`
         votes: Callable[[], Votes] | None = None
         try:
-            for micro in range(session.grad_accum):
-                last = micro == session.grad_accum - 1
+            count = session.batches.per_step
+            for micro in range(count):
+                last = micro == count - 1
                 with strategy.accumulate(last=last):
-                    poison = micro == 0 and self.faults.before_step(step, session.batch_size)
+                    poison = micro == 0 and self.faults.before_step(step, session.batches.size)
                     with self.clock.data():
                         fields = session.feed.next()
                     if session.objective.weighed:
-                        self.weight += session.objective.weight(fields) / session.grad_accum
+                        self.weight += session.objective.weight(fields) / count
                     with session.precision.autocast():
-                        loss = strategy.loss(fields) / session.grad_accum
+                        loss = strategy.loss(fields) / count
                     if poison:
                         loss = loss * math.nan
                     total += loss.detach()
@@ -278,11 +280,11 @@ class Loop:
 
     # --- memory -------------------------------------------------------------------------------------------------------
 
-    def smaller_batch(self) -> tuple[int, int] | None:
-        """The batch size and accumulation to try if memory runs out; None if the step cannot be repeated."""
+    def smaller_batches(self) -> MicroBatches | None:
+        """The micro batches to try if memory runs out; None if the step cannot be repeated."""
         if not self.oom_retries or not self.session.strategy.can_settle:
             return None
-        return smaller(self.session.batch_size, self.session.grad_accum)
+        return self.session.batches.smaller()
 
     def renew(self) -> None:
         """Release memory after a failed step, so that it can be repeated. Call it on all ranks."""
@@ -292,19 +294,23 @@ class Loop:
 
     def step_down(self) -> None:
         """Reduce the micro batches of all ranks, so that the step can be repeated with the same samples."""
-        target = self.smaller_batch()
+        target = self.smaller_batches()
         assert target is not None
-        former_size = self.session.batch_size
+        former_size = self.session.batches.size
         self.oom_retries -= 1
         self.renew()
-        self.session.set_batch(*target)
+        self.session.set_batches(target)
         _reset_peak_memory(self.world.device)
         self.telemetry.event(
-            self.progress.step, "batch_reduced", cause="out of memory", batch_size=target[0], grad_accum=target[1]
+            self.progress.step,
+            "batch_reduced",
+            cause="out of memory",
+            batch_size=target.size,
+            grad_accum=target.per_step,
         )
         self.telemetry.say(
-            f"out of memory at step {self.progress.step}: micro batches of {target[0]} instead of {former_size}, "
-            f"{target[1]} of them per step",
+            f"out of memory at step {self.progress.step}: micro batches of {target.size} instead of {former_size}, "
+            f"{target.per_step} of them per step",
             error=True,
         )
 
@@ -317,13 +323,13 @@ class Loop:
         session = self.session
         world = self.world
         state = shared_state(parts_on_host(session.state(), world), world, self.settings.checkpoint_dir)
-        accumulation = session.grad_accum
+        batches = session.batches
         # Memory must be measured with the optimizer's state, which the first step creates.
         self.probe(1)
         batch_size = find_batch(self.probe, self.settings.max_batch_size, world)
         session.strategy.load_optimizer_state({})
         session.load(state)
-        session.grad_accum = accumulation
+        session.batches = batches
         forget_compiled(self.settings)
         release_memory(world.device)
         return batch_size
@@ -332,7 +338,7 @@ class Loop:
         """Train one step of up to two micro batches of this size. Returns None if any rank ran out of memory."""
         device = self.world.device
         strategy = self.session.strategy
-        self.session.set_batch(batch_size, min(self.session.grad_accum, 2))
+        self.session.set_batches(MicroBatches(batch_size, min(self.session.batches.per_step, 2)))
         forget_compiled(self.settings)
         base = 0
         if device.type == "cuda":
@@ -367,7 +373,7 @@ class Loop:
         scaled = session.precision.scaler.is_enabled()
         samples_per_s = facts.samples_in_step / times.step
         tokens = session.objective.tokens_per_sample
-        flops = session.flops_per_sample
+        flops = session.facts.flops_per_sample
         peak = (self.peak_flops or 0) * self.world.size * session.strategy.devices
         self.progress.metrics |= {"loss": loss, "grad_norm": norm}
         metrics = {
@@ -412,7 +418,7 @@ class Loop:
     def validate(self) -> dict[str, float] | None:
         """Measure on held-out data. Returns the means as ``val/…``, or None if a stop was requested meanwhile."""
         self.drain()
-        before = self.session.validation_batch
+        before = self.session.held_out.reduced_batch
         batches = 0
 
         def stopping() -> bool:
@@ -422,7 +428,7 @@ class Loop:
 
         with self.signals.patient(lambda: batches):
             means, seconds = validate(self.session, stopping)
-        if (batch := self.session.validation_batch) != before:
+        if (batch := self.session.held_out.reduced_batch) != before:
             step = self.progress.step
             cause = "out of memory"
             self.telemetry.event(step, "validation_batch_reduced", cause=cause, batch_size=batch)

@@ -238,11 +238,11 @@ class Run:
             total_steps=self.total_steps,
             world_size=session.world.size,
             parallel=settings.parallel,
-            batch_size=session.batch_size or "auto",
-            grad_accum=session.grad_accum,
+            batch_size=session.batches.size or "auto",
+            grad_accum=session.batches.per_step,
             device=session.world.device.type,
             precision=settings.precision,
-            parameters=session.parameters,
+            parameters=session.facts.parameters,
             phase=settings.phase or None,
         )
         if settings.phase:

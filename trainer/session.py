@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import torch
 
-from trainer.batch import smaller
+from trainer.batch import MicroBatches
 from trainer.checkpoints import FORMAT, State, random_state, restore_random_state, seed_everything
 from trainer.config import Settings
 from trainer.data import Data, load_data
@@ -21,6 +23,17 @@ from trainer.precision import Precision, compile_modules
 from trainer.tasks import build_objective
 from trainer.tasks.objective import Objective
 from trainer.world import World
+
+
+class ModelFacts(NamedTuple):
+    """The size of a model.
+
+    Attributes:
+        flops_per_sample: floating-point operations of a sample's training; None where they are not counted.
+    """
+
+    parameters: int
+    flops_per_sample: float | None
 
 
 @dataclass
@@ -39,8 +52,8 @@ class PhaseSession:
 
     Attributes:
         first_step: the number of the phase's first step in the run.
-        batch_size: samples of a micro batch; 0 until --batch-size auto has found the largest.
-        validation_batch: samples of a validation batch that had to be reduced; 0 if it was not.
+        facts: the size of the model as it was built, before its weights are sharded.
+        batches: the micro batches of a step; smaller ones once memory ran out.
     """
 
     def __init__(self, settings: Settings, world: World, first_step: int, progress: TrainingProgress) -> None:
@@ -54,9 +67,7 @@ class PhaseSession:
         sharded = shards_weights(settings, world) and settings.tensor_parallel == 1
         self.built = build(settings, self.data, sharded=sharded)
         self.objective = self._build_objective()
-        self.parameters = sum(parameter.numel() for parameter in self.objective.parameters())
-        # Counting takes up to a second, and only GPUs have a peak to compare it with.
-        self.flops_per_sample = self.objective.flops_per_sample() if world.device.type == "cuda" else None
+        self.facts = self._model_facts()
         self._compile()
         self.strategy = build_strategy(settings, self.objective, world)
         trained = {name: parameter for parameter, name in self.strategy.names.items() if parameter.requires_grad}
@@ -65,9 +76,8 @@ class PhaseSession:
         transform = self.objective.transform
         self.feed = BatchFeed(self.data.train, transform(training=True), settings, share)
         self.held_out = HeldOut(self.data.held_out, transform(training=False), settings, share)
-        self.batch_size = settings.batch_size if isinstance(settings.batch_size, int) else 0
-        self.grad_accum = settings.grad_accum
-        self.validation_batch = 0
+        batch_size = settings.batch_size if isinstance(settings.batch_size, int) else 0
+        self.batches = MicroBatches(batch_size, settings.grad_accum)
         seed_everything(self._rank_seed())
 
     def __enter__(self) -> PhaseSession:
@@ -88,13 +98,12 @@ class PhaseSession:
     @property
     def samples_per_step(self) -> int:
         """Samples of an optimizer step, over all ranks."""
-        return self.batch_size * self.grad_accum * self.strategy.data_ranks
+        return self.batches.size * self.batches.per_step * self.strategy.data_ranks
 
-    def set_batch(self, batch_size: int, grad_accum: int) -> None:
-        """Use micro batches of this size from the current position on."""
-        self.batch_size = batch_size
-        self.grad_accum = grad_accum
-        self.feed.seek(self.progress.samples, batch_size)
+    def set_batches(self, batches: MicroBatches) -> None:
+        """Use these micro batches from the current position on."""
+        self.batches = batches
+        self.feed.seek(self.progress.samples, batches.size)
 
     # --- state --------------------------------------------------------------------------------------------------------
 
@@ -110,8 +119,8 @@ class PhaseSession:
             "phase": self.settings.phase,
             "phase_step": self.phase_step,
             "batch": {
-                "batch_size": self.batch_size,
-                "grad_accum": self.grad_accum,
+                "batch_size": self.batches.size,
+                "grad_accum": self.batches.per_step,
                 "ranks": self.strategy.data_ranks,
             },
             "deals": [list(deal) for deal in self.feed.deals],
@@ -143,20 +152,31 @@ class PhaseSession:
             # Only what it has learnt: the factors and the interval are settings.
             learnt = {key: former_scaler[key] for key in ("scale", "_growth_tracker")}
             scaler.load_state_dict(scaler.state_dict() | learnt)
-        is_same_batch = (settings.batch_size, settings.grad_accum) == (former["batch_size"], former["grad_accum"])
-        batch = state["batch"]
-        if settings.phase != state["phase"]:
-            reduced = isinstance(former["batch_size"], int) and batch["batch_size"] < former["batch_size"]
-            while reduced and self.batch_size > batch["batch_size"]:  # memory ran out with more
-                self.batch_size, self.grad_accum = smaller(self.batch_size, self.grad_accum) or (1, self.grad_accum)
-        elif is_same_batch:
-            # The settings are the same, so a batch size that was found or reduced still fits.
-            self.batch_size = batch["batch_size"]
-            self.grad_accum = batch["grad_accum"]
+        self.batches = self._batches_after(state)
+        self._restore_random(state["random"])
+
+    def _batches_after(self, state: State) -> MicroBatches:
+        """The micro batches to go on with after a state that was saved with perhaps others."""
+        settings = self.settings
+        former = state["config"]
+        saved = MicroBatches(state["batch"]["batch_size"], state["batch"]["grad_accum"])
+        if settings.phase == state["phase"]:
+            if (settings.batch_size, settings.grad_accum) == (former["batch_size"], former["grad_accum"]):
+                # The settings are the same, so a batch size that was found or reduced still fits.
+                return saved
+            return self.batches
+        batches = self.batches
+        ran_out_of_memory = isinstance(former["batch_size"], int) and saved.size < former["batch_size"]
+        while ran_out_of_memory and batches.size > saved.size:
+            batches = batches.smaller() or MicroBatches(1, batches.per_step)
+        return batches
+
+    def _restore_random(self, states: Sequence[Any]) -> None:
+        """Restore this rank's state of the random generators from those of all ranks that saved."""
         # Ranks that share layers draw the same numbers.
         source = self.strategy.data_rank * (self.world.size // self.strategy.data_ranks)
-        if source < len(state["random"]):
-            restore_random_state(state["random"][source], self.world.device)
+        if source < len(states):
+            restore_random_state(states[source], self.world.device)
         else:
             seed_everything(self._rank_seed())  # the state was saved by fewer ranks
 
@@ -176,6 +196,13 @@ class PhaseSession:
         else:
             self.precision.place(objective)
         return objective
+
+    def _model_facts(self) -> ModelFacts:
+        flops = None
+        if self.world.device.type == "cuda":
+            # Counting takes up to a second, and only GPUs have a peak to compare it with.
+            flops = self.objective.flops_per_sample()
+        return ModelFacts(sum(parameter.numel() for parameter in self.objective.parameters()), flops)
 
     def _compile(self) -> None:
         settings = self.settings

@@ -45,7 +45,7 @@ def validate(
 def _measure_all(session: PhaseSession, stopping: Callable[[], bool]) -> dict[str, Tensor] | None:
     """This rank's measures of all its batches, rows joined and numbers added up; None if any rank is to stop.
 
-    If memory runs out on a rank, all begin again with half the batch, kept in `session.validation_batch`. This needs
+    If memory runs out on a rank, all begin again with half the batch, kept in `session.held_out`. This needs
     settings that allow smaller batches in training, too, and a forward pass without collectives.
     """
     settings = session.settings
@@ -54,7 +54,7 @@ def _measure_all(session: PhaseSession, stopping: Callable[[], bool]) -> dict[st
     least = _MIN_SAMPLES
     if tokens:
         least = min(least, max(1, _MIN_TOKENS // tokens))
-    size = session.validation_batch or max(min(least, settings.max_batch_size), session.batch_size)
+    size = session.held_out.reduced_batch or max(min(least, settings.max_batch_size), session.batches.size)
     parts: dict[str, list[Tensor]] = defaultdict(list)
     batches = session.held_out.batches(size)
     while (fields := next(batches, None)) is not None:
@@ -63,7 +63,7 @@ def _measure_all(session: PhaseSession, stopping: Callable[[], bool]) -> dict[st
         if stopped:
             return None
         if measured is None or out_of_memory:
-            session.validation_batch = size = size // 2
+            session.held_out.reduced_batch = size = size // 2
             parts.clear()
             batches = session.held_out.batches(size)
             release_memory(session.world.device)

@@ -73,7 +73,7 @@ def measure(settings: Settings) -> dict[str, Any]:
         telemetry.enter(settings, world, settings.steps)
         faults = Injector((), 0, settings.output_dir)
         loop = Loop(session, telemetry, Checkpointer(settings, world), signals, faults)
-        session.set_batch(session.batch_size, session.grad_accum)
+        session.set_batches(session.batches)
         for step in range(1, settings.steps + 1):
             loop.telemetry = cast(Telemetry, counted if step % 2 else Silent())
             before = time.process_time()

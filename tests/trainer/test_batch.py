@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.tables import table
 from tests.trainer.ranks import ALONE
-from trainer.batch import USABLE, Probe, find_batch, is_out_of_memory, smaller
+from trainer.batch import USABLE, MicroBatches, Probe, find_batch, is_out_of_memory
 from trainer.errors import TrainerError
 
 GIB = 2**30
@@ -19,14 +19,17 @@ GIB = 2**30
 
 @given(st.integers(1, 3000), st.integers(1, 100))
 def test_steps_down_keep_the_product_and_end_at_one(batch: int, accum: int) -> None:
-    assert smaller(16, 3) == (12, 4) and smaller(64, 1) == (32, 2) and smaller(7, 1) == (1, 7)
+    assert MicroBatches(16, 3).smaller() == (12, 4)
+    assert MicroBatches(64, 1).smaller() == (32, 2)
+    assert MicroBatches(7, 1).smaller() == (1, 7)
     product = batch * accum
     steps = 0
-    while (pair := smaller(batch, accum)) is not None:
-        assert pair[0] * pair[1] == product and 1 <= pair[0] <= 0.75 * batch
-        (batch, accum) = pair
+    batches = MicroBatches(batch, accum)
+    while (reduced := batches.smaller()) is not None:
+        assert reduced.size * reduced.per_step == product and 1 <= reduced.size <= 0.75 * batches.size
+        batches = reduced
         steps = steps + 1
-    assert batch == 1 and accum == product and steps <= 30
+    assert batches == (1, product) and steps <= 30
 
 
 @given(

@@ -137,9 +137,9 @@ def test_a_batch_that_was_stepped_down_stays_so_unless_another_is_asked_for(tmp_
     flags = ("--oom-retries", "2", "--inject", "oom@step=3,above=4")
     assert train(tmp_path, "--steps", "5", *flags) == 0
     with resumed(tmp_path) as session:
-        assert (session.batch_size, session.grad_accum) == (4, 4)
+        assert session.batches == (4, 4)
     with resumed(tmp_path, "--batch-size", "16", "--grad-accum", "1") as session:
-        assert (session.batch_size, session.grad_accum) == (16, 1)
+        assert session.batches == (16, 1)
 
 
 def test_settings_given_on_resume_win(tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def short_of_memory(world: World, rank: int, most: int, **changes: Any) -> tuple
         (result, _) = validate(session)
         (again, _) = validate(session)
         assert result is not None and result == again
-        return result, session.validation_batch, tried
+        return result, session.held_out.reduced_batch, tried
 
 
 def test_fsdp_measures_the_averaged_weights_and_then_computes_with_the_current_ones(two_ranks: Ranks) -> None:

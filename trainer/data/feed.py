@@ -363,10 +363,14 @@ class HeldOut(_Feed):
 
     With `validate_samples` only so many are taken: evenly spread over the split (it may be sorted by class), or the
     first ones of a split in blocks.
+
+    Attributes:
+        reduced_batch: samples of a validation batch, once memory ran out with more; 0 if it did not.
     """
 
     def __init__(self, split: Split, transform: Transform, settings: Settings, share: Share) -> None:
         super().__init__(split, transform, settings, share)
+        self.reduced_batch = 0
         if len(split) == 0:
             raise TrainerError("there are no held-out samples to validate on; check --data and --data-dir")
         self._samples = min(settings.validate_samples or len(split), len(split))
