@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import sqlite3
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
 from gputui.store.metrics.stored_lines import (
+    NO_RANK,
     START,
     FilePosition,
     LineQuery,
+    NewestValues,
     StoredLine,
     end_positions,
     named_by_event,
@@ -35,6 +37,7 @@ FIRST_LINES = 8
 of steps."""
 
 _PROBE_LINES = 64
+"""Lines looked at for one of the first rank, and for one with a metric: enough for the ranks of eight nodes."""
 
 
 def positions_at(connection: sqlite3.Connection, run_id: str, at: float) -> dict[int, FilePosition]:
@@ -57,24 +60,28 @@ def newest(
     return lines
 
 
-def newest_values(connection: sqlite3.Connection, run_id: str, at: float) -> list[tuple[int, int, dict[str, float]]]:
-    """(attempt, rank or -1, newest value of each name) from the lines before a time and the first
-    lines of the newest attempt, in the order of sources, attempts and ranks. Raises sqlite3.Error.
-    """
+def newest_values(connection: sqlite3.Connection, run_id: str, at: float) -> list[NewestValues]:
+    """The newest values in the lines before a time and in the first lines of the newest attempt, in the order of
+    sources, attempts and ranks. Raises sqlite3.Error."""
     reached = positions_at(connection, run_id, at)
-    lines_of = {source_id: newest(connection, {source_id: position}) for source_id, position in reached.items()}
-    newest_attempt = max((line.attempt for lines in lines_of.values() for line in lines), default=0)
-    rows: list[tuple[int, int, dict[str, float]]] = []
+    last_lines = {source_id: newest(connection, {source_id: position}) for source_id, position in reached.items()}
+    newest_attempt = max((line.attempt for lines in last_lines.values() for line in lines), default=0)
+    newest_of_ranks: list[NewestValues] = []
     for source_id, position in reached.items():
-        lines = [*lines_of[source_id], *reversed(_first(connection, source_id, position, newest_attempt))]
-        values_by_rank: dict[tuple[int, int], dict[str, float]] = {}
-        for line in lines:
-            rank = -1 if line.rank is None else line.rank
-            values = values_by_rank.setdefault((line.attempt, rank), {})
-            for name, value in line.data.items():
-                values.setdefault(name, value)
-        rows += [(attempt, rank, values) for (attempt, rank), values in sorted(values_by_rank.items())]
-    return rows
+        first_lines = _first(connection, source_id, position, newest_attempt)
+        newest_of_ranks += _by_rank([*last_lines[source_id], *reversed(first_lines)])
+    return newest_of_ranks
+
+
+def _by_rank(newest_first: Iterable[StoredLine]) -> list[NewestValues]:
+    """The newest values of each attempt and rank."""
+    values_by_rank: dict[tuple[int, int], dict[str, float]] = {}
+    for line in newest_first:
+        rank = NO_RANK if line.rank is None else line.rank
+        values = values_by_rank.setdefault((line.attempt, rank), {})
+        for name, value in line.data.items():
+            values.setdefault(name, value)
+    return [NewestValues(attempt, rank, values) for (attempt, rank), values in sorted(values_by_rank.items())]
 
 
 def _first(connection: sqlite3.Connection, source_id: int, end: FilePosition, attempt: int) -> list[StoredLine]:
@@ -113,30 +120,34 @@ def sampled(
 def pace(connection: sqlite3.Connection, run_id: str, attempt: int, at: float, window_seconds: float) -> float | None:
     """Steps per second of an attempt over the ``window_seconds`` before a time. Sources may count
     different steps: the one with the newest line counts."""
-    by_source = {
+    steps_by_source = {
         source_id: _steps(newest(connection, {source_id: position}), attempt)
         for source_id, position in positions_at(connection, run_id, at).items()
     }
-    source_id = max(
-        (source for source in by_source if by_source[source]), key=lambda source: by_source[source][0], default=-1
-    )
-    if source_id < 0:
+    with_steps = [source_id for source_id, steps in steps_by_source.items() if steps]
+    if not with_steps:
         return None
-    end = by_source[source_id][0]
-    position = positions_at(connection, run_id, end[0] - window_seconds).get(source_id)
-    start = by_source[source_id][-1]
+    source_id = max(with_steps, key=lambda source: steps_by_source[source][0])
+    end, *_ = steps_by_source[source_id]
+    *_, start = steps_by_source[source_id]
+    position = positions_at(connection, run_id, end.at - window_seconds).get(source_id)
     if position is not None:
-        earlier = _steps(newest(connection, {source_id: position}, _PROBE_LINES), attempt)
-        start = next(iter(earlier), start)
-    if start[0] >= end[0] or start[1] >= end[1]:
+        before_window = _steps(newest(connection, {source_id: position}, _PROBE_LINES), attempt)
+        start = next(iter(before_window), start)
+    if start.at >= end.at or start.step >= end.step:
         return None
-    return (end[1] - start[1]) / (end[0] - start[0])
+    return (end.step - start.step) / (end.at - start.at)
 
 
-def _steps(lines: Sequence[StoredLine], attempt: int) -> list[tuple[float, int]]:
-    """(time, step) of an attempt's lines, in their order."""
+class _TimedStep(NamedTuple):
+    at: float
+    step: int
+
+
+def _steps(lines: Sequence[StoredLine], attempt: int) -> list[_TimedStep]:
+    """The steps of an attempt's lines, in their order."""
     return [
-        (line.at, line.step)
+        _TimedStep(line.at, line.step)
         for line in lines
         if line.attempt == attempt and line.rank in (None, 0) and line.step is not None and line.at is not None
     ]

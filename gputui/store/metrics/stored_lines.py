@@ -82,7 +82,7 @@ def numbers(values: Mapping[str, object]) -> dict[str, float]:
 
 
 OF_EVENTS = frozenset({"seconds", "blocked_seconds", "bytes"})
-_EVENT_CHARACTERS = 80
+_EVENT_CHARACTERS = 80  # of an event as a prefix: names of metrics stay short enough for a legend
 
 
 def is_of_events(name: str) -> bool:
@@ -112,6 +112,22 @@ def end_positions(connection: sqlite3.Connection, run_id: str) -> dict[int, File
         "SELECT source_id, generation, byte_offset FROM metric_sources WHERE run_id = ? ORDER BY source_id", (run_id,)
     )
     return {source_id: (generation, byte_offset) for source_id, generation, byte_offset in rows.fetchall()}
+
+
+NO_RANK = -1
+"""The rank of lines that name none, where a table needs a number."""
+
+
+class NewestValues(NamedTuple):
+    """The newest value of each metric that a rank of an attempt wrote to one source.
+
+    Attributes:
+        rank: `NO_RANK` for lines without a rank.
+    """
+
+    attempt: int
+    rank: int
+    values: dict[str, float]
 
 
 class StoredLine(Struct, frozen=True):
