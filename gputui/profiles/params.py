@@ -34,6 +34,13 @@ _MOST_DIGITS = 29
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(_[0-9]+)*(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 _BOOLEANS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 _NONE = frozenset({"", "none", "null", "~"})
+_NOUNS: dict[Kind, str] = {
+    "bool": "true or false",
+    "int": "a whole number",
+    "float": "a number",
+    "str": "text",
+    "any": "text, a number or none",
+}
 
 
 class ParameterError(ExplainedError, ValueError):
@@ -85,22 +92,35 @@ class Parameter(Struct, frozen=True):
         """The accepted values in words, such as "a whole number of at least 1"."""
         if self.choices:
             return one_of(format_value(choice) or "none" for choice in self.choices)
-        noun = {
-            "bool": "true or false",
-            "int": "a whole number",
-            "float": "a number",
-            "str": "text",
-            "any": "a number" if self.is_bounded else "text, a number or none",
-        }[self.kind]
-        if self.multiple_of is not None:
-            noun = f"a multiple of {self.multiple_of}"
         if self.minimum is not None and self.maximum is not None:
-            return f"{noun} from {format_value(self.minimum)} to {format_value(self.maximum)}"
+            return f"{self._noun} from {format_value(self.minimum)} to {format_value(self.maximum)}"
         if self.minimum is not None:
-            return f"{noun} of at least {format_value(self.minimum)}"
+            return f"{self._noun} of at least {format_value(self.minimum)}"
         if self.maximum is not None:
-            return f"{noun} of at most {format_value(self.maximum)}"
-        return noun
+            return f"{self._noun} of at most {format_value(self.maximum)}"
+        return self._noun
+
+    @property
+    def _noun(self) -> str:
+        if self.multiple_of is not None:
+            return f"a multiple of {self.multiple_of}"
+        if self.kind == "any" and self.is_bounded:
+            return "a number"
+        return _NOUNS[self.kind]
+
+    @property
+    def is_bounded(self) -> bool:
+        return self.minimum is not None or self.maximum is not None
+
+    @property
+    def is_whole_by_default(self) -> bool:
+        """True if nothing but its default says that it takes whole numbers."""
+        return self.kind == "int" and not self.choices and self.multiple_of is None
+
+    @property
+    def by_example(self) -> str:
+        """How a parameter that ``is_whole_by_default`` becomes one that takes any number."""
+        return f"its default {self.default} is a whole number; {self.default}.0 in the profile takes any number"
 
     def parse(self, argument: Scalar) -> Scalar:
         """Convert typed text, or check a value of the right type.
@@ -129,11 +149,9 @@ class Parameter(Struct, frozen=True):
             return True
         least = -math.inf if self.minimum is None else self.minimum
         most = math.inf if self.maximum is None else self.maximum
-        return isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= most
-
-    @property
-    def is_bounded(self) -> bool:
-        return self.minimum is not None or self.maximum is not None
+        if isinstance(value, bool | str):
+            return False
+        return least <= value <= most
 
     @property
     def _takes_none(self) -> bool:
@@ -141,44 +159,40 @@ class Parameter(Struct, frozen=True):
 
     def _convert(self, argument: Scalar) -> Scalar:
         """The value of typed text; another value as it is, if it is of the parameter's kind."""
-        kind = self.kind
         if isinstance(argument, str):
-            return self._from_text(argument, kind)
+            return self._from_text(argument)
         if argument is None:
             if self._takes_none:
                 return None
             raise self._error(argument)
-        if kind == "float" and _kind_of(argument) == "int":
+        if self.kind == "float" and _kind_of(argument) == "int":
             try:
                 return float(argument)
             except OverflowError:
                 raise self._error(argument, "a finite number") from None
-        if kind not in ("any", _kind_of(argument)):
+        if self.kind not in ("any", _kind_of(argument)):
             raise self._wrong_kind(argument)
         return argument
 
-    def _from_text(self, text: str, kind: Kind) -> Scalar:
+    def _from_text(self, text: str) -> Scalar:
         for choice in self.choices:
             if choice is not None and format_value(choice) == text:
                 return choice
         word = text.strip()
         if self._takes_none and word.lower() in _NONE:
             return None
+        kind = self.kind
         if kind == "str":
             return text
-        if kind == "bool":
-            if word.lower() not in _BOOLEANS:
-                raise self._error(text)
-            return _BOOLEANS[word.lower()]
         if kind == "any":
             return _number_or_text(text)
-        if kind == "int":
-            if _INTEGER.fullmatch(word) and len(word) <= _MOST_DIGITS:
-                return int(word)
-            raise self._wrong_kind(text)
-        if not _FLOAT.fullmatch(word):
-            raise self._error(text)
-        return float(word)
+        if kind == "bool" and word.lower() in _BOOLEANS:
+            return _BOOLEANS[word.lower()]
+        if kind == "int" and _is_whole(word):
+            return int(word)
+        if kind == "float" and _FLOAT.fullmatch(word):
+            return float(word)
+        raise self._wrong_kind(text)
 
     def _error(self, argument: Scalar, expected: str | None = None) -> UnfitValueError:
         return UnfitValueError(self.name, f"expected {expected or self.expected}, found {shown_value(argument)}")
@@ -187,19 +201,10 @@ class Parameter(Struct, frozen=True):
         """The error for a value of another kind; for a fraction, with how the parameter takes one."""
         error = self._error(argument)
         word = str(argument).strip()
-        if self.is_whole_by_default and _FLOAT.fullmatch(word) and not _INTEGER.fullmatch(word):
+        is_fraction = _FLOAT.fullmatch(word) and not _INTEGER.fullmatch(word)
+        if is_fraction and self.is_whole_by_default:
             return UnfitValueError(self.name, f"{error.what}; {self.by_example}")
         return error
-
-    @property
-    def is_whole_by_default(self) -> bool:
-        """True if nothing but its default says that it takes whole numbers."""
-        return self.kind == "int" and not self.choices and self.multiple_of is None
-
-    @property
-    def by_example(self) -> str:
-        """How a parameter that ``is_whole_by_default`` becomes one that takes any number."""
-        return f"its default {self.default} is a whole number; {self.default}.0 in the profile takes any number"
 
 
 def split_assignments(items: Iterable[str]) -> dict[str, str]:
@@ -264,13 +269,18 @@ def _kind_of(value: Scalar) -> Literal["bool", "int", "float", "str"]:
 
 def _number_or_text(text: str) -> Scalar:
     """A number or boolean if it is spelled in the shortest way (not ``0.10``), else the text."""
-    number: int | float | None = None
-    if _INTEGER.fullmatch(text) and len(text) <= _MOST_DIGITS:
-        number = int(text) if abs(int(text)) <= MAX_INTEGER else None
-    elif _FLOAT.fullmatch(text) and len(text) <= _MOST_DIGITS:
-        number = float(text)
-    if number is not None and math.isfinite(number) and format_value(number) == text:
-        return number
     if text in ("true", "false"):
         return text == "true"
-    return text
+    number: int | float | None = None
+    if _is_whole(text):
+        number = int(text)
+    elif _FLOAT.fullmatch(text) and len(text) <= _MOST_DIGITS:
+        number = float(text)
+    if number is None or format_value(number) != text:
+        return text
+    is_kept_exactly = abs(number) <= MAX_INTEGER if isinstance(number, int) else math.isfinite(number)
+    return number if is_kept_exactly else text
+
+
+def _is_whole(text: str) -> bool:
+    return _INTEGER.fullmatch(text) is not None and len(text) <= _MOST_DIGITS
