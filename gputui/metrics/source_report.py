@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 import orjson
 from msgspec import Struct
+from msgspec.structs import replace
 
 from gputui.metrics.formats import Reading
 from gputui.metrics.learning import LearnedLines, LearnedState
 from gputui.metrics.learning.patterns import profile_pattern
 from gputui.store.metrics.stored_lines import NOT_METRICS
 
+_NOT_OF_SOURCE = NOT_METRICS | {"total_steps"}
+"""Names that are no metrics of a source: the number of steps in all is a property of the run."""
+
 
 class LearnedForm(Struct, frozen=True):
-    """A form of printed lines: one of them, the names of its metrics, and the pattern of a
-    profile that reads it, if one can."""
+    """A form of printed lines that was learned: a `LearnedShape` as a person sees it.
+
+    Attributes:
+        example: a line of this form.
+        names: the names of its metrics.
+        pattern: the pattern of a profile that reads it, None if no pattern can.
+    """
 
     example: str
     names: tuple[str, ...]
@@ -29,9 +37,9 @@ class SourceReport(Struct, frozen=True):
     """A source with lines, or whose output is searched for metrics.
 
     Attributes:
-        lines: how many.
-        names: those of its metrics.
-        step: what counts its steps, if the profile or its header says so.
+        lines: how many lines of it are stored.
+        names: the names of its metrics.
+        step: what counts its steps; None unless the profile or its header says so.
         forms: the forms of lines that were learned.
         remarks: what was seen in its lines and is not taken.
     """
@@ -58,23 +66,15 @@ def source_reports(connection: sqlite3.Connection, run_id: str) -> list[SourceRe
         (run_id,),
     )
     reports = []
-    for source_id, path, kind, lines, text in rows.fetchall():
+    for source_id, path, file_format, line_count, text in rows.fetchall():
         reading = msgspec.json.decode(text or "{}", type=Reading)
-        forms: tuple[LearnedForm, ...] = ()
-        remarks: tuple[str, ...] = ()
-        if kind == "output" and not reading.patterns:
-            forms, remarks = _learned(reading)
-        if lines or forms or remarks:
-            names = tuple(_names(connection, source_id))
-            reports.append(
-                SourceReport(path, kind, lines, names=names, step=reading.step, forms=forms, remarks=remarks)
-            )
+        report = SourceReport(path, file_format, line_count, names=_names(connection, source_id), step=reading.step)
+        if file_format == "output" and not reading.patterns:
+            learned = msgspec.convert(reading.learned or {}, LearnedState, strict=False)
+            report = replace(report, forms=learned_forms(learned), remarks=tuple(LearnedLines(learned).remarks))
+        if report.lines or report.forms or report.remarks:
+            reports.append(report)
     return reports
-
-
-def _learned(reading: Reading) -> tuple[tuple[LearnedForm, ...], tuple[str, ...]]:
-    learned = msgspec.convert(reading.learned or {}, LearnedState, strict=False)
-    return learned_forms(learned), tuple(LearnedLines(learned).remarks)
 
 
 def learned_forms(learned: LearnedState) -> tuple[LearnedForm, ...]:
@@ -83,8 +83,8 @@ def learned_forms(learned: LearnedState) -> tuple[LearnedForm, ...]:
     return tuple(LearnedForm(shape.example, shape.names, profile_pattern(shape)) for shape in shapes)
 
 
-def _names(connection: sqlite3.Connection, source_id: int) -> Iterator[str]:
+def _names(connection: sqlite3.Connection, source_id: int) -> tuple[str, ...]:
+    """The names of a source's metrics in the order of their first appearance."""
     rows = connection.execute("SELECT data FROM metric_newest WHERE source_id = ?", (source_id,))
-    names = {name: None for (data,) in rows for name in orjson.loads(data)}
-    # The number of steps in all is a property of the run.
-    return (name for name in names if name not in NOT_METRICS | {"total_steps"})
+    names = dict.fromkeys(name for (data,) in rows for name in orjson.loads(data))
+    return tuple(name for name in names if name not in _NOT_OF_SOURCE)
