@@ -13,9 +13,9 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from gputui.core.text import cell_width, clean
-from gputui.metrics.draw.axes import AxisKind
 from gputui.metrics.draw.bins import Bin
 from gputui.metrics.draw.parts import Chart, Curve, XAxis, YAxis
+from gputui.metrics.draw.scales import AxisKind
 from gputui.store.studies import RungValue, TrialRecord, TrialState
 from gputui.studies.analysis import best_so_far, complete_trials, pareto_front, rank_trials, sorted_by_end
 from gputui.studies.spec import Dimension, Objective, StudySpec

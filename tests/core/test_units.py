@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gputui.core import units
-from gputui.metrics.draw.axes import tick_labels
+from gputui.metrics.draw.ticks import tick_labels
 
 ALL = [
     units.bytes_text, units.gibibytes, units.byte_rate, units.watts, units.percent, units.celsius,

@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from msgspec.structs import replace
 
 from gputui.metrics.curves.model import Axis, ChartData, HardwareCurve, MarkerKind, MetricCurve, RankCurve
-from gputui.metrics.draw.axes import AxisKind
 from gputui.metrics.draw.bins import Bin
 from gputui.metrics.draw.parts import Chart, Marker, XAxis, YAxis
 from gputui.metrics.draw.parts import Curve as DrawnCurve
+from gputui.metrics.draw.scales import AxisKind
 
 
 def value_at(bins: Sequence[Bin], position: float, reach: float = math.inf) -> float | None:

@@ -12,9 +12,9 @@ from typing import NamedTuple
 from gputui.core.text import cell_width, clip, clip_middle, fit
 from gputui.core.units import metric_value, short_number
 from gputui.metrics.draw import glyphs
-from gputui.metrics.draw.axes import LinearScale, Scale
 from gputui.metrics.draw.parts import Chart, Curve, Line, Span
 from gputui.metrics.draw.raster import BAD_STYLE, Canvas
+from gputui.metrics.draw.scales import LinearScale, Scale
 from gputui.metrics.draw.value_axis import ValueAxis, value_axis
 from gputui.metrics.draw.x_axis import PlacedMarker, XAxisText, x_scale_of
 

@@ -9,10 +9,11 @@ from typing import Any, Final, Literal
 from xml.sax.saxutils import escape, quoteattr
 
 from gputui.core.errors import ExplainedError
-from gputui.metrics.draw.axes import AxisKind, Scale, linear_ticks, log_ticks, round_outward, tick_labels, value_scale
 from gputui.metrics.draw.bins import Bin
 from gputui.metrics.draw.parts import Chart, Curve
 from gputui.metrics.draw.picture import Label, Picture, picture
+from gputui.metrics.draw.scales import AxisKind, Scale, round_outward, value_scale
+from gputui.metrics.draw.ticks import linear_ticks, log_ticks, tick_labels
 
 ExportKind = Literal["csv", "svg", "png"]
 

@@ -6,8 +6,8 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
-from gputui.metrics.draw.axes import AxisKind, LogScale, Scale
 from gputui.metrics.draw.bins import Bin
+from gputui.metrics.draw.scales import AxisKind, LogScale, Scale
 
 XKind = Literal["number", "count", "time"]
 """The quantity of an x axis: numbers, whole numbers, or seconds."""

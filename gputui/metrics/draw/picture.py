@@ -9,9 +9,9 @@ from typing import Literal
 from msgspec import Struct
 
 from gputui.core.units import metric_value, short_number
-from gputui.metrics.draw.axes import LinearScale, Scale
 from gputui.metrics.draw.bins import Bin
 from gputui.metrics.draw.parts import Chart, Curve
+from gputui.metrics.draw.scales import LinearScale, Scale
 from gputui.metrics.draw.value_axis import value_scale_of, value_ticks
 from gputui.metrics.draw.x_axis import x_scale_of, x_ticks
 

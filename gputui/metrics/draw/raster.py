@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from gputui.metrics.draw import glyphs
-from gputui.metrics.draw.axes import Scale
 from gputui.metrics.draw.bins import Bin, without_noise
 from gputui.metrics.draw.glyphs import DOTS_ACROSS, DOTS_DOWN
 from gputui.metrics.draw.parts import Span
+from gputui.metrics.draw.scales import Scale
 
 if TYPE_CHECKING:
     from gputui.metrics.draw.parts import Curve

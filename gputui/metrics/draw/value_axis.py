@@ -5,24 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from gputui.metrics.draw.axes import (
-    LinearScale,
-    LogScale,
-    Scale,
-    bounds,
-    even_ticks,
-    linear_ticks,
-    log_bounds,
-    log_ticks,
-    round_outward,
-    tick_labels,
-    value_scale,
-)
 from gputui.metrics.draw.bins import Bin
 from gputui.metrics.draw.parts import YAxis
 from gputui.metrics.draw.raster import Canvas
+from gputui.metrics.draw.scales import LinearScale, LogScale, Scale, bounds, log_bounds, round_outward, value_scale
+from gputui.metrics.draw.ticks import even_axis, linear_ticks, log_ticks, tick_labels
 
-_MOST_TICKS = 6
+_MOST_TICKS = 6  # more labels say no more, and cover the grid of small charts
 
 
 class ValueAxis(NamedTuple):
@@ -111,13 +100,13 @@ def _with_even_ticks(scale: LinearScale, bins: Sequence[Bin], axis: YAxis, rows:
     if not high / 2 - low / 2 > 1e-9 * max(abs(low), abs(high)):
         low = scale.low
         high = scale.high
-    start, end, ticks = even_ticks(
+    placed = even_axis(
         low / axis.unit, high / axis.unit, rows, _most_ticks(rows),
         is_low_fixed=axis.low is not None, is_high_fixed=axis.high is not None,
     )  # fmt: skip
-    values = [value * axis.unit for _, value in ticks]
-    labels = {rows - 1 - row: label for (row, _), label in zip(ticks, _labels(axis, values), strict=True)}
-    return ValueAxis(LinearScale(start * axis.unit, end * axis.unit), labels)
+    values = [value * axis.unit for _, value in placed.ticks]
+    labels = {rows - 1 - row: label for (row, _), label in zip(placed.ticks, _labels(axis, values), strict=True)}
+    return ValueAxis(LinearScale(placed.low * axis.unit, placed.high * axis.unit), labels)
 
 
 def _log_labels(scale: LogScale, axis: YAxis, rows: int) -> dict[int, str]:

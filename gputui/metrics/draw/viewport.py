@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gputui.metrics.draw.axes import AxisKind, round_outward, stable_end
 from gputui.metrics.draw.bins import Bin
+from gputui.metrics.draw.scales import AxisKind, round_outward, stable_end
 
 ZOOM_FACTOR = 2.0
 PAN_SHARE = 0.25

@@ -7,22 +7,11 @@ from typing import NamedTuple
 
 from gputui.core.text import cell_width
 from gputui.metrics.draw import glyphs
-from gputui.metrics.draw.axes import (
-    LinearScale,
-    LogScale,
-    Scale,
-    log_ticks,
-    log_time_ticks,
-    tick_labels,
-    time_labels,
-    time_ticks,
-    value_scale,
-    whole_ticks,
-    x_bounds,
-)
 from gputui.metrics.draw.bins import Bin
 from gputui.metrics.draw.parts import Line, Marker, XAxis
 from gputui.metrics.draw.raster import CURSOR_STYLE, Canvas, spans
+from gputui.metrics.draw.scales import LinearScale, LogScale, Scale, value_scale, x_bounds
+from gputui.metrics.draw.ticks import log_ticks, log_time_ticks, tick_labels, time_labels, time_ticks, whole_ticks
 
 _MOST_TICKS = 8
 _LEAST_TICKS = 2

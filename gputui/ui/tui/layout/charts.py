@@ -24,10 +24,10 @@ from gputui.metrics.curves.model import (
     MarkerKind,
 )
 from gputui.metrics.curves.plot import value_at
-from gputui.metrics.draw.axes import AxisKind
 from gputui.metrics.draw.bins import Bin
 from gputui.metrics.draw.chart import Gutters, draw_chart
 from gputui.metrics.draw.parts import Chart, Curve, Line, Marker, XAxis, XKind, YAxis
+from gputui.metrics.draw.scales import AxisKind
 from gputui.metrics.draw.viewport import Extent
 from gputui.ui.tui.layout.chart_settings import ChartView
 from gputui.ui.tui.layout.columns import fit_line

@@ -16,9 +16,9 @@ from gputui.core.text import clean, clip_middle
 from gputui.core.units import aligned, count, count_of, duration, parameter, short_number
 from gputui.metrics.curves.model import Axis, ChartData
 from gputui.metrics.curves.names import is_more_better
-from gputui.metrics.draw.axes import time_text
 from gputui.metrics.draw.bins import Bin
 from gputui.metrics.draw.parts import Span
+from gputui.metrics.draw.ticks import time_text
 from gputui.ui.tui.data.run_details import launched_code, launched_params
 from gputui.ui.tui.layout.charts import SHAPES
 from gputui.ui.tui.layout.columns import Column

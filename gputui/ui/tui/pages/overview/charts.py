@@ -7,9 +7,9 @@ from statistics import fmean
 from typing import NamedTuple
 
 from gputui.core.units import percent
-from gputui.metrics.draw.axes import LinearScale
 from gputui.metrics.draw.parts import Curve, Line, Span
 from gputui.metrics.draw.raster import Canvas
+from gputui.metrics.draw.scales import LinearScale
 from gputui.store.hardware import GpuView
 from gputui.store.rollups import GpuHistory
 from gputui.ui.tui.layout.columns import box, fit_line, join_blocks, line_width

@@ -8,8 +8,8 @@ from msgspec.structs import replace
 
 from gputui.metrics.curves.model import ChartData, ChartRequest, Frame, MetricCurve
 from gputui.metrics.curves.names import is_more_better
-from gputui.metrics.draw.axes import time_text
 from gputui.metrics.draw.bins import Bin
+from gputui.metrics.draw.ticks import time_text
 from gputui.metrics.progress import Progress
 from gputui.store.run_states import RunState
 from gputui.store.runs import Run

@@ -1,19 +1,23 @@
-"""Axes: ticks at round values, their labels, and the room that they take."""
+"""Ticks of an axis at round values, and their labels."""
 
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import islice, pairwise
-from typing import Final, Literal
-
-from msgspec import Struct
+from typing import Final, NamedTuple
 
 from gputui.core.units import short_number
-from gputui.metrics.draw.bins import Bin
 
+LARGEST: Final = 1.7e308
+"""No tick lies beyond: nearly the largest float, so that a step further is finite."""
+ROUNDING: Final = 1e-9
+"""Values that differ by no more than this share are one value and what rounding made of it."""
+
+_SMALLEST_SPAN: Final = 1e-300  # shares of a smaller one are not all different floats
+_STEPS_TRIED: Final = 4  # of so many rows between two ticks; larger steps leave most rows unused
+_MOST_MULTIPLES: Final = 10_000  # more than any chart has room for: the step is far too small
 _UNITS: Final = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 _STEPS: Final = (1.0, 2.0, 2.5, 5.0)
 _EVEN_STEPS: Final = (1.0, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0)
@@ -33,9 +37,9 @@ _LOG_TIMES_SECONDS: Final = (
 def linear_ticks(low: float, high: float, most: int) -> list[float]:
     """At most `most` ascending multiples of 1, 2, 2.5 or 5 times a power of ten from `low` to
     `high`, both included."""
+    if most >= 1 and low == high:
+        return [low]
     if most < 1 or not high > low or not math.isfinite(high - low):
-        if most >= 1 and low == high:
-            return [low]
         return []
     candidates: list[list[float]] = []
     # One tick tells no scale; a closer step may fit where the ends lie between its multiples.
@@ -52,67 +56,91 @@ def whole_ticks(low: float, high: float, most: int) -> list[float]:
     `linear_ticks`."""
     for count in range(most - 1, 1, -1):
         step = float(f"{(high - low) / count:.12g}")
-        if 0 < step < math.inf and f"{step:.12e}".split("e")[0].rstrip("0.") in _WHOLE and not (low / step) % 1:
+        digits, _, _ = f"{step:.12e}".partition("e")
+        if 0 < step < math.inf and digits.rstrip("0.") in _WHOLE and not (low / step) % 1:
             return [float(f"{low + number * step:.12g}") for number in range(count + 1)]
     return linear_ticks(low, high, most)
 
 
-RowTicks = tuple[tuple[int, float], ...]
-"""Ticks of a value axis as (row from the bottom, value)."""
+class EvenAxis(NamedTuple):
+    """A linear value axis with ticks that are equally many rows apart.
+
+    Attributes:
+        low: the value at its lower end.
+        high: the value at its upper end.
+        ticks: pairs of a row, counted from the bottom, and the value there.
+    """
+
+    low: float
+    high: float
+    ticks: tuple[tuple[int, float], ...]
+
+    @property
+    def step(self) -> float:
+        """The difference of neighbouring ticks."""
+        (_, first), (_, second), *_ = self.ticks
+        return second - first
 
 
 @lru_cache(256)
-def even_ticks(
+def even_axis(
     low: float, high: float, rows: int, most: int, *, is_low_fixed: bool = False, is_high_fixed: bool = False
-) -> tuple[float, float, RowTicks]:
-    """Ends of a linear axis of `rows` rows, at or beyond `low` and `high`, and its ticks: two to
-    `most` of them, all equally many rows apart. A tick is a round value wherever an end is free to
-    move, between two fixed ends one that few digits write."""
-    ends = ((0, low), (rows - 1, high))
+) -> EvenAxis:
+    """A linear axis of `rows` rows with ends at or beyond `low` and `high`, and two to `most` ticks. A tick is a round
+    value wherever an end is free to move, between two fixed ends one that few digits write."""
+    ends = EvenAxis(low, high, ((0, low), (rows - 1, high)))
     # Steps between are multiples and shares of the whole.
-    if rows < 2 or not math.isfinite((high - low) * 100) or not high - low > 1e-300:
-        return low, high, ends[:rows]
+    is_divisible = math.isfinite((high - low) * 100) and high - low > _SMALLEST_SPAN
+    if rows < 2 or not is_divisible:
+        return ends._replace(ticks=ends.ticks[:rows])
     if is_high_fixed:
-        for count in range(min(most, rows) - 1, 1, -1):
-            step = (high - low) / count
-            if (rows - 1) % count == 0 and float(f"{step:.2g}") == float(f"{step:.12g}"):
-                return low, high, tuple((row * (rows - 1) // count, low + row * step) for row in range(count + 1))
-        return low, high, ends
-
-    def waste(axis: tuple[float, float, RowTicks]) -> float:
-        """The room that no value uses; a third label and usual steps are worth some."""
-        start, end, ticks = axis
-        step = ticks[1][1] - ticks[0][1]
-        wasted = (end - start) / (high - low) - 0.01 * len(ticks)
-        if len(ticks) == 2 < most:
-            wasted += 0.25
-        if len(ticks) > 2 and f"{step:.1e}"[0] in "368":
-            wasted += 0.2
-        return wasted
-
-    start, end, ticks = min(
-        (axis for axis in _even_axes(low, high, rows, is_low_fixed=is_low_fixed) if 2 <= len(axis[2]) <= most),
-        key=waste,
-        default=(low, high, ends),
-    )
-    return min(start, low), max(end, high), ticks
+        return _evenly_divided(ends, rows, most) or ends
+    axes = [axis for axis in _axes_with_round_steps(ends, rows, is_low_fixed=is_low_fixed) if len(axis.ticks) <= most]
+    if not axes:
+        return ends
+    axis = min(axes, key=lambda axis: _drawback(axis, high - low, most))
+    return EvenAxis(min(axis.low, low), max(axis.high, high), axis.ticks)
 
 
-def _even_axes(low: float, high: float, rows: int, *, is_low_fixed: bool) -> Iterator[tuple[float, float, RowTicks]]:
-    """Linear axes that hold `low` to `high`, as ends and ticks at multiples of a round step."""
+def _evenly_divided(ends: EvenAxis, rows: int, most: int) -> EvenAxis | None:
+    """The axis with as many ticks as the rows allow at values of two digits; None if they allow none but the ends."""
+    for count in range(min(most, rows) - 1, 1, -1):
+        step = (ends.high - ends.low) / count
+        has_two_digits = float(f"{step:.2g}") == float(f"{step:.12g}")
+        if (rows - 1) % count == 0 and has_two_digits:
+            apart = (rows - 1) // count
+            return ends._replace(ticks=tuple((row * apart, ends.low + row * step) for row in range(count + 1)))
+    return None
+
+
+def _drawback(axis: EvenAxis, span: float, most: int) -> float:
+    """What is wrong with an axis: the room that no value uses, in spans; a third tick and usual steps are worth some
+    of it."""
+    drawback = (axis.high - axis.low) / span - 0.01 * len(axis.ticks)
+    if len(axis.ticks) == 2 < most:
+        drawback += 0.25
+    if len(axis.ticks) > 2 and f"{axis.step:.1e}"[0] in "368":
+        drawback += 0.2
+    return drawback
+
+
+def _axes_with_round_steps(ends: EvenAxis, rows: int, *, is_low_fixed: bool) -> Iterator[EvenAxis]:
+    """Axes that hold the values between two ends, with at least two ticks, all at multiples of a round step."""
     for apart in range(1, rows):
-        for step in islice(round_steps((high - low) / (rows - 1) * apart, _EVEN_STEPS), 4):
-            in_row = step / apart
-            first = math.floor(low / in_row + 1e-9)
-            start = first * in_row
-            end = (first + rows - 1) * in_row
-            if is_low_fixed and abs(start - low) > 1e-9 * max(abs(low), in_row):
+        steps = round_steps((ends.high - ends.low) / (rows - 1) * apart, _EVEN_STEPS)
+        for step in islice(steps, _STEPS_TRIED):
+            value_of_row = step / apart
+            first = math.floor(ends.low / value_of_row + ROUNDING)
+            low = first * value_of_row
+            high = (first + rows - 1) * value_of_row
+            is_moved = abs(low - ends.low) > ROUNDING * max(abs(ends.low), value_of_row)
+            holds_high = math.isfinite(high - low) and high >= ends.high - ROUNDING * value_of_row
+            if not holds_high or (is_low_fixed and is_moved):
                 continue
-            if math.isfinite(end - start) and end >= high - 1e-9 * in_row:
-                places = [row for row in range(rows) if (first + row) % apart == 0]
-                ticks = tuple((row, float(f"{(first + row) // apart * step:.12g}")) for row in places)
-                if len({value for _, value in ticks}) > 1:
-                    yield start, end, ticks
+            tick_rows = [row for row in range(rows) if (first + row) % apart == 0]
+            ticks = tuple((row, float(f"{(first + row) // apart * step:.12g}")) for row in tick_rows)
+            if len({value for _, value in ticks}) > 1:
+                yield EvenAxis(low, high, ticks)
 
 
 def time_ticks(low_seconds: float, high_seconds: float, most: int) -> list[float]:
@@ -138,10 +166,11 @@ def log_ticks(low: float, high: float, most: int) -> list[float]:
     last = math.ceil(math.log10(high))
     stride = max(1, math.ceil((last - first) / most))
 
+    # A tick at the very edge may differ from it by rounding.
+    start = low * (1 - ROUNDING)
+    end = min(high * (1 + ROUNDING), LARGEST)
+
     def ticks_of(factors: Sequence[int], stride: int) -> list[float]:
-        # A tick at the very edge may differ from it by rounding.
-        start = low * (1 - 1e-9)
-        end = min(high * (1 + 1e-9), 1.7e308)
         powers = [power for power in range(first, last + 1) if power % stride == 0]
         values = (float(f"{factor}e{power}") for power in powers for factor in factors)
         return [value for value in values if start <= value <= end]
@@ -154,7 +183,7 @@ def log_ticks(low: float, high: float, most: int) -> list[float]:
     ticks = ticks_of((1,), stride)
     if len(ticks) >= min(2, most):
         return ticks[:most]
-    return linear_ticks(low * (1 - 1e-9), min(high * (1 + 1e-9), 1.7e308), most)
+    return linear_ticks(start, end, most)
 
 
 def log_time_ticks(low_seconds: float, high_seconds: float, most: int) -> list[float]:
@@ -261,7 +290,7 @@ def round_steps(smallest: float, factors: Sequence[float] = _STEPS) -> Iterable[
     for power in range(exponent, exponent + 4):
         for step in factors:
             value = float(f"{step}e{power}")
-            if value >= smallest * (1 - 1e-9) and value > 0:
+            if value >= smallest * (1 - ROUNDING) and value > 0:
                 yield value
 
 
@@ -269,135 +298,11 @@ def _multiples(low: float, high: float, step: float) -> list[float]:
     """Multiples of `step` from `low` to `high`; none where they cannot be distinguished."""
     if not math.isfinite(low / step) or not math.isfinite(high / step):
         return []
-    slack = 1e-9
-    first = math.ceil(low / step - slack)
-    last = math.floor(high / step + slack)
-    if last - first > 10_000 or (last > first and float(first) * step == float(first + 1) * step):
+    first = math.ceil(low / step - ROUNDING)
+    last = math.floor(high / step + ROUNDING)
+    are_equal = last > first and float(first) * step == float(first + 1) * step
+    if are_equal or last - first > _MOST_MULTIPLES:
         return []
     ticks = (min(max(number * step, low), high) for number in range(first, last + 1))
     # Multiples of a decimal step are written as the decimal they mean: 3 × 0.1 is 0.3.
     return list(dict.fromkeys(float(f"{tick:.15g}") for tick in ticks))
-
-
-AxisKind = Literal["linear", "log"]
-
-_NEARLY_EQUAL: Final = 1e-9
-"""Values that differ by no more than this share are one value and what rounding made of it."""
-
-_ENDS: Final = (1.0, 1.2, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0)
-
-
-class LinearScale(Struct, frozen=True):
-    """An axis with equal distances for equal differences; `high` must be above `low`."""
-
-    low: float
-    high: float
-
-    def place(self, value: float) -> float | None:
-        """0 at `low`, 1 at `high`, beyond them outside; `None` for a value that this axis cannot
-        hold."""
-        # Halves first: the difference of two finite numbers may not be finite.
-        return (value / 2 - self.low / 2) / (self.high / 2 - self.low / 2)
-
-
-class LogScale(Struct, frozen=True):
-    """An axis with equal distances for equal ratios; both ends are positive and `high` is above
-    `low`."""
-
-    low: float
-    high: float
-
-    def place(self, value: float) -> float | None:
-        if value <= 0:
-            return None
-        start = math.log10(self.low)
-        return (math.log10(value) - start) / (math.log10(self.high) - start)
-
-
-Scale = LinearScale | LogScale
-
-
-def value_scale(low: float | None, high: float | None, kind: AxisKind = "linear") -> Scale:
-    """A scale that holds all values from `low` to `high`, with room around a constant; from 0 to 1
-    with nothing to show. For a logarithmic axis both must be positive (see `log_bounds`)."""
-    if low is None or high is None:
-        return LinearScale(0.0, 1.0)
-    if kind == "log":
-        if low == high or math.log10(high) == math.log10(low):
-            low = max(low / 2, 5e-324)
-            high = min(high * 2, sys.float_info.max)
-        return LogScale(low, high)
-    if high - low <= _NEARLY_EQUAL * max(abs(low), abs(high)):
-        # From 0 to twice the constant, where that can be divided.
-        space = abs(low)
-        if space < 1e-300:
-            space = 1.0
-        low = max(low - space, -sys.float_info.max)
-        high = min(high + space, sys.float_info.max)
-    if not high / 2 - low / 2 > 0:
-        return LinearScale(0.0, 1.0)
-    return LinearScale(low, high)
-
-
-def bounds(bins: Sequence[Bin]) -> tuple[float | None, float | None]:
-    """Lowest and highest finite value of some bins."""
-    lows = [one_bin.low for one_bin in bins if one_bin.low is not None]
-    highs = [one_bin.high for one_bin in bins if one_bin.high is not None]
-    return min(lows, default=None), max(highs, default=None)
-
-
-def x_bounds(bins: Iterable[Bin]) -> tuple[float, float]:
-    """Ends of an x axis that holds these bins, the right one a round number that seldom changes as
-    they grow."""
-    xs = [x for one_bin in bins for x in (one_bin.first_x, one_bin.last_x)]
-    start = min(xs, default=0.0)
-    end = max(xs, default=1.0)
-    # A series that begins near zero, as seen from its end, is shown from zero.
-    if 0 <= start <= 0.1 * end:
-        start = 0.0
-    return start, stable_end(end)
-
-
-def log_bounds(bins: Iterable[Bin]) -> tuple[float | None, float | None]:
-    """Lowest and highest positive value of some bins; `None` twice where none is positive."""
-    positive = [
-        value
-        for one_bin in bins
-        for value in (one_bin.low, one_bin.high, one_bin.first, one_bin.last)
-        if value is not None and value > 0
-    ]
-    if positive:
-        return (min(positive), max(positive))
-    return (None, None)
-
-
-def round_outward(low: float, high: float, kind: AxisKind = "linear") -> tuple[float, float]:
-    """Ends of a value axis moved outwards to round values, which hold still while the extremes
-    wander a little."""
-    if kind == "log":
-        powers = (10.0 ** math.floor(math.log10(value)) for value in (low, high))
-        below, above = ([factor * power for factor in (1, 2, 5, 10)] for power in powers)
-        start = max((tick for tick in below if 0 < tick <= low), default=low)
-        return start, max(
-            min((tick for tick in above if high <= tick < math.inf), default=high), min(start * 10, 1.7e308)
-        )
-    step = next(iter(round_steps(high / 4 - low / 4)), 0.0)
-    if not step or not math.isfinite(low / step) or not math.isfinite(high / step):
-        return low, high
-    start = math.floor(low / step + 1e-9) * step
-    end = math.ceil(high / step - 1e-9) * step
-    if not (math.isfinite(start) and math.isfinite(end) and start <= low and high <= end):
-        return low, high
-    return min(float(f"{start:.12g}"), low), max(float(f"{end:.12g}"), high)
-
-
-def stable_end(value: float) -> float:
-    """A round number at or above a positive `value`: an axis that ends there seldom changes while
-    its series grows."""
-    if not value > 0 or math.isinf(value):
-        return value
-    power = 10.0 ** math.floor(math.log10(value))
-    for step in _ENDS:
-        if value <= step * power * (1 + 1e-9):
-            return step * power
-    return 10 * power
