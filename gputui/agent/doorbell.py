@@ -1,10 +1,13 @@
-"""The file notifications that wake the agent when a client has written a command."""
+"""What wakes the agent's loop, among it the file notifications of commands that clients write."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
+import selectors
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,8 @@ from watchdog import events
 from watchdog.observers.inotify import InotifyObserver
 
 log = logging.getLogger(__name__)
+
+_PIPE_BYTES = 65536  # the size of a pipe, so that one read empties it
 
 
 class Doorbell:
@@ -51,3 +56,37 @@ class Doorbell:
             self._observer.stop()
             self._observer.join()
             self._observer = None
+
+
+class Wakeups:
+    """What ends the pause of the loop: the descriptors of its selector, a byte in a pipe of its own, and clients who
+    write commands.
+
+    Attributes:
+        read_end: the descriptor of the pipe that the loop waits for.
+        write_end: the one that signals, threads and the doorbell write to.
+    """
+
+    def __init__(self, command_folder: Path) -> None:
+        self.selector = selectors.DefaultSelector()
+        self.read_end, self.write_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self.doorbell = Doorbell(command_folder, self.ring)
+
+    def listen(self) -> None:
+        """Let the pipe end a pause from now on."""
+        self.selector.register(self.read_end, selectors.EVENT_READ, data=None)
+
+    def ring(self) -> None:
+        """End the pause; from any thread."""
+        # The pipe may be full of wake-ups already, or the loop have ended.
+        with contextlib.suppress(OSError):
+            os.write(self.write_end, b"\0")
+
+    def answer(self, ready: Set[int]) -> bool:
+        """Empty the pipe if it is one of the descriptors that are ready; return whether it is."""
+        if self.read_end not in ready:
+            return False
+        with contextlib.suppress(BlockingIOError):
+            while os.read(self.read_end, _PIPE_BYTES):
+                pass
+        return True

@@ -3,7 +3,6 @@ time."""
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 import os
@@ -11,19 +10,17 @@ import selectors
 import signal
 import sqlite3
 import time
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from gputui.agent.agent_lock import AgentLock
 from gputui.agent.children import Sinks, Studies
 from gputui.agent.commands import dispatch
 from gputui.agent.context import AgentContext
-from gputui.agent.doorbell import Doorbell
-from gputui.agent.error_barrier import ErrorBarrier, roll_back
+from gputui.agent.doorbell import Wakeups
+from gputui.agent.error_barrier import roll_back
 from gputui.agent.group_access import GroupAccess
 from gputui.agent.health.alert_evaluation import AlertEvaluation
 from gputui.agent.lifecycle.execution import note_report, read_rest
@@ -32,14 +29,13 @@ from gputui.agent.lifecycle.supervisor import Supervisor
 from gputui.agent.maintenance import Maintenance, note_predecessor
 from gputui.agent.notify.news import News
 from gputui.agent.notify.outbox import Outbox
-from gputui.agent.recording.output import FileOutput
+from gputui.agent.own_state import AgentOptions, EndConditions, SelfReport
 from gputui.core.config import Workspace
 from gputui.machine.gpu_model import FastTick, Inventory
-from gputui.machine.sampler_client import SamplerClient, SamplerCommand, SamplerHealth
+from gputui.machine.sampler_client import SamplerClient, SamplerCommand
 from gputui.metrics.ingest import PUMP_SECONDS
 from gputui.runs.agent_process import agent_argv, has_views
-from gputui.runs.identity import identify
-from gputui.store.database import StoreCorruptError, is_same_file, open_writer, set_aside
+from gputui.store.database import StoreCorruptError, open_writer, set_aside
 from gputui.store.events import NewEvent, add_event
 from gputui.version import VERSION
 
@@ -47,33 +43,16 @@ log = logging.getLogger(__name__)
 
 # Poll interval for commands, in case a notification was lost.
 COMMAND_SECONDS = 1.0
-MAINTENANCE_SECONDS = 1.0
+MAINTENANCE_SECONDS = 1.0  # as often as samples come
 # Poll interval for the metrics files of live runs; lines in between are stored in one transaction.
 INTAKE_SECONDS = 0.25
 # Budget for the files of live attempts in a turn that also reads those of ended ones.
 SHORT_PUMP_SECONDS = 0.005
-LINGER_SECONDS = 30.0
-OCCUPANTS_SECONDS = 1.0
-UNWRITABLE_SECONDS = 0.5
-RESTING_SECONDS = 0.05
-
-
-class AgentOptions(Struct, frozen=True):
-    """Options of an agent.
-
-    Attributes:
-        recording: run without clients or runs.
-        interval_seconds: that of samples.
-        duration_seconds: end after that time.
-        linger_seconds: stay that long without clients.
-        output: a second destination of samples.
-    """
-
-    recording: bool = False
-    interval_seconds: float = 1.0
-    duration_seconds: float | None = None
-    linger_seconds: float = LINGER_SECONDS
-    output: FileOutput | None = None
+# The share of the time to the next tick within which work is due now.
+TICK_SHARE = 0.9
+OCCUPANTS_SECONDS = 1.0  # the simulator reads them once per sample
+UNWRITABLE_SECONDS = 0.5  # a full disk is seldom freed sooner
+RESTING_SECONDS = 0.05  # twenty turns a second, where a failed step would cause thousands
 
 
 class Agent:
@@ -84,7 +63,6 @@ class Agent:
         is_stopping: the loop ends after this turn.
         is_replaced: it ends because its database or its folder was exchanged.
         due_times: when each part of a turn is due (monotonic seconds), by its name.
-        is_simulated: a scenario file in the state directory replaces the GPUs by simulated ones.
         unread_runs: ended runs that were read back from their folders, without their metrics.
         unwritable: why the newest turn could not write, None if it could.
     """
@@ -112,10 +90,10 @@ class Agent:
         now = self.context.monotonic()
         self.end_conditions = EndConditions(options, own_files, now)
         self.due_times = dict.fromkeys(("metrics", "commands", "maintenance"), now)
-        self.is_simulated = workspace.scenario.exists()
-        if self.is_simulated:
+        is_simulated = workspace.scenario.exists()
+        if is_simulated:
             self.due_times["occupants"] = now
-        command = sampler_command(workspace, interval, is_simulated=self.is_simulated)
+        command = sampler_command(workspace, interval, is_simulated=is_simulated)
         self.sampler = SamplerClient(command, workspace.agent_log)
         self.unread_runs: list[str] = []
         self.unwritable: str | None = None
@@ -206,30 +184,45 @@ class Agent:
         # all.
         soon = now
         if is_tick:
-            soon += 0.9 * min(1.0, self.options.interval_seconds)
-        is_training = bool(self.supervisor.attempts)
+            soon += TICK_SHARE * min(1.0, self.options.interval_seconds)
         if now >= due_times["metrics"]:
-            due_times["metrics"] = math.inf
-            if is_training:
-                due_times["metrics"] = now + INTAKE_SECONDS
-            if barrier.run("metrics", self._pump):
-                due_times["metrics"] = now
+            self._read_metrics(now)
         if soon >= due_times["commands"]:
-            seconds = COMMAND_SECONDS if self.wakeups.doorbell.is_heard else INTAKE_SECONDS
-            due_times["commands"] = now + seconds
-            if barrier.run("commands", partial(dispatch.answer_all, self.supervisor)):
-                self.end_conditions.needed_at = now
+            self._answer_commands(now)
         self.supervisor.advance()
-        if soon >= due_times["maintenance"] and self.context.budget.postpones("maintenance"):
-            due_times["maintenance"] = now
-        elif soon >= due_times["maintenance"]:
-            due_times["maintenance"] = now + MAINTENANCE_SECONDS
-            if self.supervisor.attempts:
-                self._hasten("metrics", now + INTAKE_SECONDS)
-            self._maintain(now)
-        if self.is_simulated and now >= due_times["occupants"]:
+        if soon >= due_times["maintenance"]:
+            self._maintain_in_time(now)
+        # Only simulated GPUs, which a scenario file in the state directory asks for, have to be told.
+        if now >= due_times.get("occupants", math.inf):
             due_times["occupants"] = now + OCCUPANTS_SECONDS
             barrier.run("occupants", lambda: self.sampler.send_occupants(self.supervisor.occupants()))
+
+    def _read_metrics(self, now: float) -> None:
+        """Read metrics for as long as a turn may take: again at once if there is more, else when new lines may be
+        there."""
+        due_at = math.inf
+        if self.supervisor.attempts:
+            due_at = now + INTAKE_SECONDS
+        self.due_times["metrics"] = due_at
+        if self.supervisor.barrier.run("metrics", self._pump):
+            self.due_times["metrics"] = now
+
+    def _answer_commands(self, now: float) -> None:
+        # Without notifications of commands, only a look tells that there is one.
+        seconds = COMMAND_SECONDS if self.wakeups.doorbell.is_heard else INTAKE_SECONDS
+        self.due_times["commands"] = now + seconds
+        if self.supervisor.barrier.run("commands", partial(dispatch.answer_all, self.supervisor)):
+            self.end_conditions.needed_at = now
+
+    def _maintain_in_time(self, now: float) -> None:
+        """Do the upkeep, or put it off to the next turn if this one has taken its time."""
+        if self.context.budget.postpones("maintenance"):
+            self.due_times["maintenance"] = now
+            return
+        self.due_times["maintenance"] = now + MAINTENANCE_SECONDS
+        if self.supervisor.attempts:
+            self._hasten("metrics", now + INTAKE_SECONDS)
+        self._maintain(now)
 
     def _hasten(self, what: str, at: float) -> None:
         self.due_times[what] = min(self.due_times[what], at)
@@ -345,40 +338,6 @@ class Agent:
         log.info("agent ended")
 
 
-class Wakeups:
-    """What ends the pause of the loop: the descriptors of its selector, a byte in a pipe of its own, and clients who
-    write commands.
-
-    Attributes:
-        read_end: the descriptor of the pipe that the loop waits for.
-        write_end: the one that signals, threads and the doorbell write to.
-    """
-
-    def __init__(self, command_folder: Path) -> None:
-        self.selector = selectors.DefaultSelector()
-        self.read_end, self.write_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self.doorbell = Doorbell(command_folder, self.ring)
-
-    def listen(self) -> None:
-        """Let the pipe end a pause from now on."""
-        self.selector.register(self.read_end, selectors.EVENT_READ, data=None)
-
-    def ring(self) -> None:
-        """End the pause; from any thread."""
-        # The pipe may be full of wake-ups already, or the loop have ended.
-        with contextlib.suppress(OSError):
-            os.write(self.write_end, b"\0")
-
-    def answer(self, ready: Set[int]) -> bool:
-        """Empty the pipe if it is one of the descriptors that are ready; return whether it is."""
-        if self.read_end not in ready:
-            return False
-        with contextlib.suppress(BlockingIOError):
-            while os.read(self.read_end, 65536):
-                pass
-        return True
-
-
 class Upkeep:
     """The parts of the agent that have a turn each second, beside the supervisor."""
 
@@ -409,108 +368,6 @@ class Upkeep:
         self.sinks.close()
         self.studies.close()
         self.news.outbox.close()
-
-
-class EndConditions:
-    """When an agent ends by itself. Times are monotonic seconds.
-
-    Attributes:
-        own_files: the database and the lock's file as this agent has opened them.
-        began_at: when its loop began.
-        needed_at: when somebody last needed it.
-    """
-
-    def __init__(self, options: AgentOptions, own_files: Mapping[Path, os.stat_result], now: float) -> None:
-        self.options = options
-        self.own_files = own_files
-        self.began_at = now
-        self.needed_at = now
-
-    def begin(self, now: float) -> None:
-        """Count the times from now on."""
-        self.began_at = now
-        self.needed_at = now
-
-    def is_replaced(self) -> bool:
-        """Return whether another file took the place of one of its own."""
-        is_replaced = False
-        for path, status in self.own_files.items():
-            if not is_same_file(path, status):
-                log.error("%s was replaced or removed; starting over with what is there", path)
-                is_replaced = True
-        return is_replaced
-
-    def is_over(self, now: float) -> bool:
-        """Return whether it has run for as long as it was to."""
-        duration_seconds = self.options.duration_seconds
-        return duration_seconds is not None and now - self.began_at >= duration_seconds
-
-    def is_unneeded(self, now: float) -> bool:
-        """Return whether nobody has needed it for the time that it waits for clients."""
-        return now - self.needed_at >= self.options.linger_seconds
-
-
-class SelfReport:
-    """What an agent says of itself in its lock's file and in its row of the store.
-
-    Attributes:
-        started_at: when it began (UTC unix seconds).
-        stored_longest_turn: the seconds of the longest turn as stored.
-        stored_health: the sampler's state as stored, and since how many seconds it is silent.
-    """
-
-    def __init__(self, lock: AgentLock, options: AgentOptions) -> None:
-        self.lock = lock
-        self.options = options
-        self.started_at = time.time()
-        identity = identify(os.getpid())
-        assert identity is not None
-        self.identity = identity
-        self.stored_longest_turn = 0.0
-        self.stored_health: tuple[str, int] | None = None
-
-    def describe(self, doing: str | None = None, *, ready: bool = False) -> None:
-        """Write into the lock's file who holds it, and what clients have to wait for. A waiting
-        client goes on as soon as it reads ``ready``."""
-        self.lock.describe(
-            {
-                **self.identity._asdict(),
-                "version": VERSION,
-                "started_at": self.started_at,
-                "recording": self.options.recording,
-                "ready": ready,
-                "doing": doing,
-            }
-        )
-
-    def write_row(self, context: AgentContext) -> None:
-        """Write the row anew."""
-        values = (*self.identity, VERSION, self.started_at, context.now(), self.options.recording)
-        context.connection.execute(
-            "INSERT OR REPLACE INTO agent (id, pid, start_ticks, boot_id, version, started_at, "
-            "heartbeat_at, recording, interval_seconds) VALUES (1, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (*values, self.options.interval_seconds),
-        )
-
-    def note_sampler(self, context: AgentContext, health: SamplerHealth, problem: str | None) -> None:
-        """Store the sampler's state if it has changed; ``problem`` is why no GPU can be read."""
-        silent = None if health.state == "ok" else health.for_seconds
-        health_row = (health.state, int(silent or 0))
-        if health_row != self.stored_health:
-            context.connection.execute(
-                "UPDATE agent SET sampler_state = ?, sampler_silent_seconds = ?, heartbeat_at = ?, gpu_problem = ?",
-                (health.state, silent, context.now(), problem),
-            )
-            self.stored_health = health_row
-
-    def note_longest_turn(self, context: AgentContext, barrier: ErrorBarrier) -> None:
-        """Store the longest turn if it has become longer."""
-        if barrier.longest_seconds > self.stored_longest_turn:
-            self.stored_longest_turn = barrier.longest_seconds
-            context.connection.execute(
-                "UPDATE agent SET longest_turn_seconds = ?, longest_turn_part = ?",
-                (barrier.longest_seconds, barrier.longest_step),
-            )
 
 
 def open_store(workspace: Workspace, report: SelfReport) -> sqlite3.Connection:

@@ -18,7 +18,8 @@ from contextlib import suppress
 from typing import TextIO
 
 from gputui.agent.agent_lock import AgentLock, AgentRunningError
-from gputui.agent.loop import LINGER_SECONDS, Agent, AgentOptions
+from gputui.agent.loop import Agent
+from gputui.agent.own_state import LINGER_SECONDS, AgentOptions
 from gputui.agent.recording.attached import POLL_SECONDS, StoredSamples, follow
 from gputui.agent.recording.output import FileOutput, Shape, record_line, record_shape
 from gputui.core.config import Workspace

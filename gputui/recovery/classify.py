@@ -23,6 +23,7 @@ from gputui.recovery.process_ends import Finding, last_message
 from gputui.recovery.signatures import without_advice
 from gputui.runs.launchers import LAUNCHERS
 from gputui.runs.launchers.reports import LauncherReport
+from gputui.store.gpu_use import CUDA_OOM
 
 MAX_EVIDENCE_LINES = 20
 # Room for any sentence; a list cuts it to its width.
@@ -132,7 +133,7 @@ def _primary(findings: Sequence[Finding], evidence: Evidence, reports: Sequence[
         # The disk of the logs was full, which explains the lack of a message.
         text = f"{bytes_text(free_bytes)} were left on the disk of its logs when it ended"
         return Finding("disk_full", primary.rank, Tier.CAUSE, text, specific=False, detail=text)
-    if primary.kind == "cuda_oom" and evidence.shared_with:
+    if primary.kind == CUDA_OOM and evidence.shared_with:
         return replace(primary, kind=SHARED_OOM)
     return primary
 

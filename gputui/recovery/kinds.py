@@ -7,6 +7,8 @@ from typing import Literal
 
 from msgspec import Struct
 
+from gputui.store.gpu_use import CUDA_OOM
+
 SHARED_OOM = "shared_gpu_oom"
 
 
@@ -64,7 +66,7 @@ class Kind(Struct, frozen=True):
 _KINDS = (
     # memory
     Kind(
-        "cuda_oom", title="out of GPU memory", says="{who} ran out of GPU memory",
+        CUDA_OOM, title="out of GPU memory", says="{who} ran out of GPU memory",
         help="GPU memory could not be allocated.",
         tier=Tier.CAUSE, fault="memory", retry="always",
         subject="launcher", seen_in="message", may_be_checkpoint=False,

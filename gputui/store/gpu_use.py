@@ -17,6 +17,9 @@ from gputui.store.database import StoreError, one_moment, open_reader
 from gputui.store.rollups import bounds, span_seconds
 from gputui.store.rows import json_items, json_mapping, named_rows
 
+CUDA_OOM = "cuda_oom"
+"""The kind of incident of an attempt that ran out of GPU memory (`gputui.recovery.kinds`)."""
+
 
 class Stay(Struct, frozen=True):
     """A GPU held from ``begin`` to ``end``, UTC unix seconds."""
@@ -137,11 +140,11 @@ def past_peaks(connection: sqlite3.Connection, profile: str) -> list[PastPeak]:
         connection,
         "SELECT a.run_id, a.number AS attempt, a.params, json_array_length(a.gpus) AS gpu_count, "
         "EXISTS (SELECT 1 FROM incidents AS i "
-        "  WHERE i.run_id = a.run_id AND i.attempt = a.number AND i.kind = 'cuda_oom') AS ran_out "
+        "  WHERE i.run_id = a.run_id AND i.attempt = a.number AND i.kind = ?) AS ran_out "
         "FROM attempts AS a JOIN runs AS r USING (run_id) "
         "WHERE a.run_id IN (SELECT run_id FROM runs WHERE profile = ? ORDER BY sequence DESC LIMIT ?) "
         "AND a.gpus != '[]' ORDER BY r.sequence DESC, a.number DESC",
-        [profile, RUNS_LOOKED_AT],
+        [CUDA_OOM, profile, RUNS_LOOKED_AT],
     )
     peaks = []
     for row in attempts:

@@ -86,7 +86,7 @@ _VERDICTS = frozenset(
 
 OUTSIDE = "outside"
 """The origin of a trial that another process than gputui asked Optuna for, and runs."""
-TrialRequest = Literal["keep", "prune"]
+TrialWish = Literal["keep", "prune"]
 """What a person wants of a trial: never to be cut short, or to be cut short now."""
 
 
@@ -172,7 +172,7 @@ class TrialRecord(Struct, frozen=True):
     population: Mapping[str, Any]
     created_at: float
     ended_at: float | None
-    request: TrialRequest | None = None
+    request: TrialWish | None = None
     latest_value: float | None = None
 
     @property

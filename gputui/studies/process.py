@@ -153,7 +153,7 @@ class StudyProcess:
     def _sync_rows(self, study: StudyRecord, spec: StudySpec) -> list[TrialRecord]:
         """Put what was asked for into the journal, and bring the rows to what the journal has;
         returns them."""
-        requests = rows.requested_trials(self.connection, self.study_id)
+        requests = rows.enqueued_points(self.connection, self.study_id)
         notes = list(self.journal.own_notes().values())
         for request_id, params in requests:
             if request_id not in [note.get("request") for note in notes]:

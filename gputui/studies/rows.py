@@ -27,8 +27,8 @@ from gputui.store.studies import (
     StudyRecord,
     StudyState,
     TrialRecord,
-    TrialRequest,
     TrialState,
+    TrialWish,
     get_study,
     get_trial,
 )
@@ -95,12 +95,12 @@ def _process_actor(study_id: str) -> str:
     return f"study {study_id}"
 
 
-def request_trial(connection: sqlite3.Connection, study_id: str, params: Mapping[str, Any]) -> None:
+def enqueue_point(connection: sqlite3.Connection, study_id: str, params: Mapping[str, Any]) -> None:
     """Ask the study's process for a trial at a point."""
     insert(connection, "trial_requests", study_id=study_id, params=json.dumps(dict(params)))
 
 
-def requested_trials(connection: sqlite3.Connection, study_id: str) -> list[tuple[int, dict[str, Any]]]:
+def enqueued_points(connection: sqlite3.Connection, study_id: str) -> list[tuple[int, dict[str, Any]]]:
     """The points that were asked for, each with the id of its request."""
     rows = connection.execute(
         "SELECT request_id, params FROM trial_requests WHERE study_id = ? ORDER BY request_id", (study_id,)
@@ -130,9 +130,9 @@ def set_spec(connection: sqlite3.Connection, study_id: str, spec: StudySpec) -> 
     connection.execute("UPDATE studies SET spec = ? WHERE study_id = ?", (json.dumps(spec.to_json()), study_id))
 
 
-def set_request(connection: sqlite3.Connection, study_id: str, number: int, request: TrialRequest | None) -> None:
+def set_wish(connection: sqlite3.Connection, study_id: str, number: int, wish: TrialWish | None) -> None:
     """Store what a person wants of a trial."""
-    connection.execute("UPDATE trials SET request = ? WHERE study_id = ? AND number = ?", (request, study_id, number))
+    connection.execute("UPDATE trials SET request = ? WHERE study_id = ? AND number = ?", (wish, study_id, number))
 
 
 def cut_short(connection: sqlite3.Connection, study_id: str, number: int, reason: str) -> None:
@@ -232,7 +232,7 @@ class StudyWriter(Struct, frozen=True):
             if current is None or current.state is not study.state:
                 return False
             if target is StudyState.FINISHED and (
-                current.spec_json != study.spec_json or requested_trials(self.connection, self.study_id)
+                current.spec_json != study.spec_json or enqueued_points(self.connection, self.study_id)
             ):
                 return False
             if target in (StudyState.FINISHED, StudyState.FAILED):

@@ -319,7 +319,7 @@ def test_a_point_by_hand_is_in_the_journal_once(begin: Begin, paused: bool) -> N
     assert [(trial.origin, trial.params.get("rate") == 0.25) for trial in home.trials] == [
         ("sampled", False), ("enqueued", True),
     ]  # fmt: skip
-    assert not rows.requested_trials(home.connection, STUDY)
+    assert not rows.enqueued_points(home.connection, STUDY)
 
 
 def test_a_verdict_that_only_the_journal_has_is_taken_over(begin: Begin) -> None:

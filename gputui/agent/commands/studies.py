@@ -22,8 +22,8 @@ from gputui.store.studies import (
     StudyRecord,
     StudyState,
     TrialRecord,
-    TrialRequest,
     TrialState,
+    TrialWish,
     get_study,
     read_trials,
 )
@@ -43,7 +43,7 @@ def begin(request: CommandRequest) -> Result:
     try:
         studies_folder.mkdir(mode=PRIVATE_DIR_MODE, exist_ok=True)
         used_ids = {path.name for path in studies_folder.iterdir()}
-        used_ids |= {row[0] for row in connection.execute("SELECT study_id FROM studies")}
+        used_ids |= {study_id for (study_id,) in connection.execute("SELECT study_id FROM studies")}
         ids = (f"{name}-{number}" for number in count(1))
         study_id = next(study_id for study_id in ids if study_id not in used_ids)
         folder = studies_folder / study_id
@@ -121,7 +121,7 @@ def enqueue_trial(request: CommandRequest) -> Result:
     best = best_trial(read_trials(request.connection, study_id), spec.objectives)
     best_params = {} if best is None else best.params
     params = _point(spec, changes, best_params)
-    rows.request_trial(request.connection, study_id, params)
+    rows.enqueue_point(request.connection, study_id, params)
     _continue(request, study, "resumed for an added trial")
     return {"id": study_id, "params": params, "text": f"{study_id} has a new trial, which runs next"}
 
@@ -153,7 +153,7 @@ def prune_trial(request: CommandRequest) -> Result:
     if run is None or run.state.is_over or trial.state is not TrialState.RUNNING:
         raise RefusedError(f"trial {number} {predicate(trial.state)}; only one that runs can be cut short")
     end_run(request, run, "stop", at_once=True, reason=reason)
-    rows.set_request(request.connection, study_id, number, "prune")
+    rows.set_wish(request.connection, study_id, number, "prune")
     rows.cut_short(request.connection, study_id, number, reason)
     text = f"trial {number} of {study_id} is cut short"
     return {"id": study_id, "trial": number, "state": TrialState.PRUNING, "text": text}
@@ -168,11 +168,14 @@ def keep_trial(request: CommandRequest) -> Result:
         raise RefusedError(f"{study_id} cuts no trial short; its pruner is none")
     if trial.state not in (TrialState.ENQUEUED, TrialState.LAUNCHING, TrialState.RUNNING):
         raise RefusedError(f"trial {number} {predicate(trial.state)}; gputui study enqueue runs its point again")
-    trial_request: TrialRequest | None = "keep" if request.args.get("keep", True) else None
-    rows.set_request(request.connection, study_id, number, trial_request)
-    does = "is left to the pruner" if trial_request is None else "runs to its end"
+    wish: TrialWish | None = None
+    does = "is left to the pruner"
+    if request.args.get("keep", True):
+        wish = "keep"
+        does = "runs to its end"
+    rows.set_wish(request.connection, study_id, number, wish)
     text = f"trial {number} of {study_id} {does}"
-    return {"id": study_id, "trial": number, "request": trial_request, "text": text}
+    return {"id": study_id, "trial": number, "request": wish, "text": text}
 
 
 def _find_study(request: CommandRequest) -> StudyRecord:
