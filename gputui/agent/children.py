@@ -22,7 +22,7 @@ from gputui.studies import rows as study_rows
 
 log = logging.getLogger(__name__)
 
-_REPORT_BYTES = 4096
+_REPORT_BYTES = 4096  # what a pipe takes at once, so that a line is never read in parts
 STEADY_SECONDS = 600.0
 """A process that lives this long has worked; its end starts a new count of failures."""
 # Delays before a restart, by the number of consecutive failures.

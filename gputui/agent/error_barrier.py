@@ -24,7 +24,7 @@ STEP_REST_SECONDS = 10.0
 
 # People notice a longer turn: keys are answered late, and samples arrive in bursts.
 LONG_TURN_SECONDS = 0.05
-_LOGGED_SECONDS = 60.0
+_LOGGED_SECONDS = 60.0  # a slow disk makes each turn long, and would fill the log
 
 # Errors of single rows. Any other sqlite3.Error concerns the whole database.
 _ROW_ERRORS = (sqlite3.IntegrityError, sqlite3.DataError, sqlite3.InterfaceError, sqlite3.ProgrammingError)

@@ -30,25 +30,25 @@ from gputui.store.events import EventKind, NewEvent, add_event
 
 log = logging.getLogger(__name__)
 
-ROWS_AT_ONCE = 1000
+ROWS_AT_ONCE = 1000  # deleted in a few milliseconds, for which others wait
 # A block has as many bytes as a hundred lines.
 BLOCKS_AT_ONCE = 10
-ENERGY_SECONDS = 10.0
-PRUNE_SECONDS = 30.0
-EXPIRE_SECONDS = 3600.0
-FAILED_SECONDS = 20.0
-STOP_SECONDS = 2.0
+ENERGY_SECONDS = 10.0  # as often as a person may look at a run's energy
+PRUNE_SECONDS = 30.0  # deletes what a few thousand samples have added
+EXPIRE_SECONDS = 3600.0  # days are kept, of which an hour is little
+FAILED_SECONDS = 20.0  # a full or locked database is seldom free sooner
+STOP_SECONDS = 2.0  # one batch ends well within
 BUSY_MILLISECONDS = 20
 # 32 MiB, which new samples soon use again.
 KEPT_FREE_PAGES = 8192
 
-MOVED_AT_BYTES = 4 << 20
+MOVED_AT_BYTES = 4 << 20  # SQLite's own default of 1000 pages
 # What can wait is not written while the log is this long.
 LONG_LOG_BYTES = 12 << 20
 # A commit of the loop moves a log of this size itself, so that the log is bounded even if this
 # thread hangs.
 LIMIT_PAGES = 8192
-_KEPT_LOG_BYTES = 1 << 20
+_KEPT_LOG_BYTES = 1 << 20  # what is reused is not allocated again on each turn
 
 # What a removed run's sources have: table, key, and the rows of one transaction.
 _OF_SOURCES = (

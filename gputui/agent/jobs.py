@@ -14,7 +14,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 T = TypeVar("T")
 
-JOBS_AT_ONCE = 8
+JOBS_AT_ONCE = 8  # more would only compete for the same disks
 # A job that takes longer may hang; it does not count towards JOBS_AT_ONCE, so others can start.
 PATIENCE_SECONDS = 30.0
 # A thread that hangs on an unresponsive file system cannot be killed, so their number is limited.

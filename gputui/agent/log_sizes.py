@@ -30,10 +30,10 @@ from gputui.store.attempts import Attempt
 from gputui.store.events import EventKind, has_event
 from gputui.store.metrics import intake
 
-LOOK_SECONDS = 30.0
+LOOK_SECONDS = 30.0  # even a script that prints 10 MB/s fills no disk in between
 # A disk may be busy for minutes with hundreds of gigabytes of checkpoints.
 DEADLINE_SECONDS = 3600.0
-AGENT_LOG_BYTES = 4 << 20
+AGENT_LOG_BYTES = 4 << 20  # weeks of a healthy agent
 # linux/falloc.h
 _KEEP_SIZE = 0x01
 _PUNCH_HOLE = 0x02

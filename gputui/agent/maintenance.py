@@ -21,14 +21,14 @@ from gputui.store.events import has_event
 
 log = logging.getLogger(__name__)
 
-FILES_SECONDS = 10.0
+FILES_SECONDS = 10.0  # a run whose folder was removed is told of soon enough
 LOOK_SECONDS = 30.0
-ORPHANS_SECONDS = 60.0
-SIZES_SECONDS = 5.0
-RUNS_AT_ONCE = 20
+ORPHANS_SECONDS = 60.0  # reads /proc of every process, also on a busy machine
+SIZES_SECONDS = 5.0  # runs seldom end faster than four a second
+RUNS_AT_ONCE = 20  # a long job would keep others waiting for a thread
 # Hundreds of thousands of files on a disk that is busy with checkpoints.
 FOLDER_SECONDS = 120.0
-TICKET_SECONDS = 3600.0
+TICKET_SECONDS = 3600.0  # its command is answered or forgotten long before
 
 
 @dataclass(slots=True)

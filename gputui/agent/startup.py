@@ -31,11 +31,11 @@ from gputui.store.runs import active_run_count
 
 log = logging.getLogger(__name__)
 
-TAKE_OVER_SECONDS = 15.0
-REPORT_SECONDS = 60.0
+TAKE_OVER_SECONDS = 15.0  # an agent ends its turn and its threads within a few
+REPORT_SECONDS = 60.0  # a log of a day has 1440 lines
 # The agent calls once a second, a second recorder more often.
 REWRITE_SECONDS = 0.9
-SWITCH_SECONDS = 0.0005
+SWITCH_SECONDS = 0.0005  # a thread that computes holds up a turn no longer than this
 
 
 class RecordError(Exception):

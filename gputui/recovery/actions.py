@@ -32,11 +32,11 @@ from gputui.runs.spec import RunSpec, Scalar
 FIRST_CLIP = 1.0  # the usual clipping norm, for scripts whose clipping is off
 # Margin below the throttling temperature; an idle GPU cools by as much within a minute.
 COOL_MARGIN_CELSIUS = 15.0
-DISK_LIMIT_SECONDS = 6 * 3600.0
+DISK_LIMIT_SECONDS = 6 * 3600.0  # a person frees a disk within half a working day
 # Required space before the first checkpoint, when their size is unknown.
 ROOM_BYTES = 1 << 30
-ROOM_LIMIT_SECONDS = 900.0
-PRUNE_LIMIT_SECONDS = 600.0
+ROOM_LIMIT_SECONDS = 900.0  # what else has filled it may end by itself
+PRUNE_LIMIT_SECONDS = 600.0  # many large files on a slow disk
 
 # NCCL's log, and PyTorch's record of the last collectives, which is written when one times out
 # (docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html; pytorch.org/docs, "Flight Recorder").

@@ -25,7 +25,7 @@ from gputui.runs.launchers import LAUNCHERS
 from gputui.runs.launchers.reports import LauncherReport
 from gputui.store.gpu_use import CUDA_OOM
 
-MAX_EVIDENCE_LINES = 20
+MAX_EVIDENCE_LINES = 20  # a screen
 # Room for any sentence; a list cuts it to its width.
 MAX_LINE_CHARACTERS = 2000
 

@@ -19,11 +19,11 @@ from gputui.runs.foreign_json import read_foreign_json
 from gputui.runs.launchers import FOR_RANKS
 from gputui.runs.logs import FIRST_NODE, Stream, node_folders, rank_logs, tail_text
 
-TAIL_BYTES = 256 * 1024
+TAIL_BYTES = 256 * 1024  # a traceback of each of many ranks is in it
 TAIL_LINES = 4000
-MAX_ERROR_FILE_BYTES = 1024 * 1024
-MAX_ERROR_FILES = 256
-NEARLY_FULL_PERCENT = 90.0
+MAX_ERROR_FILE_BYTES = 1024 * 1024  # a traceback has some kilobytes
+MAX_ERROR_FILES = 256  # one per rank of a large node, with those of restarts
+NEARLY_FULL_PERCENT = 90.0  # below it the kernel kills nobody for want of memory
 
 
 class KilledRank(Struct, frozen=True):

@@ -22,9 +22,9 @@ from gputui.runs.spec import CheckpointSpec, GpuRequest, MetricsSpec, RunSpec, S
 STEPS = 100
 """Steps between assumed checkpoints, and the assumed progress of an attempt; fewer in a run of less than 20 times as
 many, so that it fails before its end."""
-MOST_ATTEMPTS = 100
-ATTEMPT_SECONDS = 3600.0
-CHECKPOINT_BYTES = 1 << 30
+MOST_ATTEMPTS = 100  # more than any ladder has
+ATTEMPT_SECONDS = 3600.0  # any time in which a run gets further
+CHECKPOINT_BYTES = 1 << 30  # any size
 
 EXAMPLE = RunSpec(
     "example", FOR_RANKS.name, ("train.py",), "/", python="python", nproc=2, gpus=GpuRequest(count=2),

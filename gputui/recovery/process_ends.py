@@ -39,7 +39,7 @@ MTIME_SECONDS = 0.1
 # A log that was written so much before the newest step says nothing about the end.
 SILENT_SECONDS = 1.0
 CRASHES = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT, signal.SIGTRAP})
-USAGE_EXIT = 2
+USAGE_EXIT = 2  # of argparse and click
 
 _ANNOUNCED = re.compile(r"^\S+: \S")
 # How argparse and click reject arguments; the launcher may print more lines after it.

@@ -299,7 +299,7 @@ _TERMINATE = re.compile(
 )
 # The message up to the frames of a C++ stack, or to what the interpreter prints.
 _WHAT = re.compile(r"\s+what\(\):\s+((?:(?!frame #|Fatal Python error|Aborted).*\n?)*)")
-_WHAT_LINES = 5
+_WHAT_LINES = 5  # stack frames or warnings may stand between
 
 
 def without_advice(text: str) -> str:

@@ -18,8 +18,8 @@ from msgspec.structs import replace
 from gputui.core.text import SEQUENCE
 from gputui.runs.logs import lines_of
 
-MAX_MESSAGE_LINES = 40
-MAX_FRAMES = 30
+MAX_MESSAGE_LINES = 40  # the longest messages of torch, with hints
+MAX_FRAMES = 30  # as many as a person looks at
 
 # A NUL at the end of a native message appears before the next line.
 _PREFIX = re.compile(r"^\x00*(?:\[default\d+\]:)?(\[rank\d+\]:[ ]?)?")

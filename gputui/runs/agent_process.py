@@ -21,9 +21,9 @@ from msgspec import Struct
 from gputui.core.config import PRIVATE_FILE_MODE, Workspace
 from gputui.runs.identity import ProcessIdentity, identity_in, is_alive, is_held, is_stopped, send_signal
 
-START_TIMEOUT_SECONDS = 15.0
-STOP_TIMEOUT_SECONDS = 15.0
-_POLL_SECONDS = 0.02
+START_TIMEOUT_SECONDS = 15.0  # imports from a slow disk of the network
+STOP_TIMEOUT_SECONDS = 15.0  # as long as a start
+_POLL_SECONDS = 0.02  # a person does not notice it
 # A debugger or a stack dump stops the agent for less.
 _STOPPED_SECONDS = 2.0
 # A shorter wait is not reported.

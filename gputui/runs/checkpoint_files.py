@@ -17,7 +17,7 @@ SAVED_SUFFIXES = (
 )  # fmt: skip
 # With the record of the step that each save of the Hugging Face Trainer writes.
 _SAVED_ENDINGS = (*SAVED_SUFFIXES, "trainer_state.json")
-MAX_FILES = 10_000
+MAX_FILES = 10_000  # sharded checkpoints have hundreds; a folder of data has more
 
 # Names under which checkpoints are written before they are renamed: `checkpoint-40-tmp`,
 # `x.orbax-checkpoint-tmp-17`, `x.pt.partial-123`, and the random names of Python's tempfile; and the

@@ -28,10 +28,10 @@ from gputui.runs.checkpoint_names import step_in_name
 
 # Room for tens of thousands of parts; for the largest header that safetensors allows; an index.
 MAX_CHECKSUMS_BYTES = 4 << 20
-MAX_HEADER_BYTES = 100_000_000
-MAX_INDEX_BYTES = 256 << 20
+MAX_HEADER_BYTES = 100_000_000  # the limit of safetensors itself
+MAX_INDEX_BYTES = 256 << 20  # an index names each tensor; a file of tensors is larger
 
-PIECE_BYTES = 1 << 20
+PIECE_BYTES = 1 << 20  # keeps the memory small at no loss of speed
 _ZIP_MAGIC = b"PK\x03\x04"
 _GZIP_MAGIC = b"\x1f\x8b"
 # In a checkpoint folder, files with these suffixes contain weights and must each be valid.

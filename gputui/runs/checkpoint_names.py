@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from pathlib import PurePath
 
-_MOST_DIGITS = 18
+_MOST_DIGITS = 18  # SQLite's integers have 19
 # global_step500, step=900, step_2000_fp16, iter_0001000-of-8, iteration-7, checkpoint-40, ckpt_40
 _EXPLICIT = re.compile(r"(?:steps?|iter(?:ation)?s?|checkpoint|ckpt)[=_-]?(\d+)(?![\d.]*\d)", re.IGNORECASE)
 # A number that is part of a word, a decimal fraction, or after one of these words is no step.

@@ -14,7 +14,7 @@ from gputui.runs.code_version import code_words, run_git
 from gputui.runs.redaction import secrets_of
 from gputui.runs.submission import SPEC_FILE, read_spec
 
-GIT_SECONDS = 20.0
+GIT_SECONDS = 20.0  # a large repository, before whose state a person waits
 
 
 class CodeUnknownError(ExplainedError):

@@ -11,8 +11,8 @@ from typing import Any
 
 from gputui.core.units import count_of
 
-GIT_SECONDS = 5.0
-MOST_DIFF_BYTES = 256 << 10
+GIT_SECONDS = 5.0  # a launch waits for it
+MOST_DIFF_BYTES = 256 << 10  # some 5000 lines; what is longer is generated
 CUT = "\n… cut here: the diff is longer\n"
 
 

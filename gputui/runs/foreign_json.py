@@ -10,7 +10,7 @@ from typing import Any
 
 from gputui.core.files import read_regular
 
-MAX_BYTES = 1 << 20
+MAX_BYTES = 1 << 20  # a hundred times what any of these files has
 # The integers of an SQLite column: https://www.sqlite.org/datatype3.html
 _WHOLE = range(-(1 << 63), 1 << 63)
 # The end of the year 9999, the last time that datetime can represent.

@@ -18,10 +18,10 @@ from gputui.store.series import GpuProcess, GpuSample, GpuSlowSample
 DESKTOP_BYTES = 2 << 30
 """Graphics processes that hold no more of a GPU's memory together are a desktop, which occupies no GPU."""
 
-HOT_CELSIUS = 80.0
+HOT_CELSIUS = 80.0  # a few degrees below the slowdown of most GPUs
 # Cooler than this, a degree more or less says nothing.
 _COOL_CELSIUS = 50.0
-_BAND_CELSIUS = 15.0
+_BAND_CELSIUS = 15.0  # smaller differences are chance, and would shuffle the GPUs
 
 EXCLUDED = "is not used here (gpus.yaml)"
 

@@ -18,7 +18,7 @@ from gputui.runs.submission import write_private
 from gputui.store.runs import LONGEST_NOTE
 
 LABELS_FILE = "labels.json"
-MOST_TAGS = 16
+MOST_TAGS = 16  # a list shows no more
 
 _TAG = re.compile(r"[^\W_][\w.:/=-]{0,31}")
 

@@ -31,7 +31,7 @@ _ZIP_MEMBERS = re.compile(r"(?:^|/)data\.pkl$|^model\.weights\.h5$|^policy\.pth$
 # Formats that also hold data: only under such a name are they checkpoints.
 _NAMED = re.compile(r"model|weights|ckpt|checkpoint|state|snapshot|epoch|best|last|step|iter", re.IGNORECASE)
 _BOOSTER_MARKS = (b"tree\n", b"CBM1", b'{"learner"', b"{L\x00\x00\x00\x00\x00\x00\x00\x07learner")
-_HEAD_BYTES = 64
+_HEAD_BYTES = 64  # holds the magic number of each format
 # Folders in which several files are one save: by a file of its format, or by their own name.
 _FOLDER_FILES = frozenset({
     "trainer_state.json", ".metadata", "config.json", "adapter_config.json", "model.safetensors.index.json",

@@ -14,8 +14,8 @@ from gputui.runs.identity import ProcessIdentity, is_alive, is_of_another_user, 
 from gputui.runs.processes import ProcessScanner
 from gputui.store.run_states import RunState
 
-TERM_SECONDS = 5.0
-KILL_SECONDS = 5.0
+TERM_SECONDS = 5.0  # enough to close files
+KILL_SECONDS = 5.0  # the kernel frees memory meanwhile; what takes longer hangs
 _PAUSE_SECONDS = 0.05
 
 

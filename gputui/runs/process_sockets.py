@@ -43,8 +43,8 @@ _ATTRIBUTE = struct.Struct("=HH")
 # tcpi_bytes_acked and tcpi_bytes_received.
 _COUNTERS = struct.Struct("=QQ")
 _COUNTERS_OFFSET = 120
-_ANSWER_BYTES = 1 << 17
-_ANSWER_SECONDS = 1.0
+_ANSWER_BYTES = 1 << 17  # larger than any datagram of the kernel
+_ANSWER_SECONDS = 1.0  # it answers at once or not at all
 # What the link of a descriptor in /proc/PID/fd reads.
 _SOCKET_LINK = re.compile(r"socket:\[(\d+)\]")
 

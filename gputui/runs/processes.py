@@ -28,10 +28,10 @@ from gputui.store.hardware import GpuView
 READ_AGAIN_SECONDS = 1.8
 """Least time between two reads of all processes: every second snapshot of a screen with one snapshot per second."""
 
-_LIST_BYTES = 8 << 20
+_LIST_BYTES = 8 << 20  # some 80 000 processes
 # Deeper than any process tree of a training.
 _DEEPEST = 64
-_COMMAND_MAX_CHARACTERS = 500
+_COMMAND_MAX_CHARACTERS = 500  # the widest terminal
 
 # A forked process has its parent's environment until it calls exec.
 _YOUNG_SECONDS = 10.0

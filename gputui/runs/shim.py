@@ -77,7 +77,7 @@ TREE_SHARE = 0.001
 # Temporary errors: too many processes, no memory, no descriptor, or a program that is just being
 # written.
 PASSING = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ETXTBSY)
-PASSING_SECONDS = 60.0
+PASSING_SECONDS = 60.0  # a burst of processes or of memory is over by then
 PASSING_PAUSE_SECONDS = 1.0  # sixty tries cost a full machine nothing
 T = TypeVar("T")
 

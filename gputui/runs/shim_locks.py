@@ -19,7 +19,7 @@ from gputui.runs.shim_processes import boot_id, start_ticks_of
 
 # Whoever only tests a lock holds it for an instant.
 LOCK_SECONDS = 0.04
-RETRY_SECONDS = 0.01
+RETRY_SECONDS = 0.01  # four tries
 
 
 class TakenLocks(NamedTuple):

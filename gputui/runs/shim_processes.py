@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 DEAD = ("Z", "X", "x")
-YOUNG_SECONDS = 10.0
+YOUNG_SECONDS = 10.0  # a launcher sets the environment of a rank long before
 # An OOM kill explains an end that follows within one or two of these looks, not hours later.
 OOM_LOOK_SECONDS = 60.0
 

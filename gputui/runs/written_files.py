@@ -11,7 +11,7 @@ from pathlib import Path
 
 # A working directory may be a home directory, and a folder hold a data set. What is near comes first.
 MAX_ENTRIES = 50_000
-MAX_FOLDER_ENTRIES = 4_000
+MAX_FOLDER_ENTRIES = 4_000  # a folder with more holds data
 # Folders that no training writes its results to; hidden ones are passed over too.
 _PASSED_OVER = frozenset({"__pycache__", "node_modules", "site-packages", "venv", "env"})
 _NO_FILES = ("/dev/", "/proc/", "/sys/", "/memfd:")

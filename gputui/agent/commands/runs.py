@@ -47,7 +47,7 @@ from gputui.studies.rows import adopt_run, keep_cost
 
 # Hundreds of gigabytes of checkpoints are read in minutes; a file system that hangs never answers.
 SEARCH_SECONDS = 900.0
-COMMAND_CHARACTERS = 200
+COMMAND_CHARACTERS = 200  # tells one command from another in a list
 
 
 def launch(request: CommandRequest) -> Result:

@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 # An older sample does not count as current: the larger of these seconds and sampling intervals.
 SILENT_SECONDS = 5.0
-SILENT_INTERVALS = 3.0
+SILENT_INTERVALS = 3.0  # one sample may be late, and one be lost
 # Rules about a run's metrics; NCCL's errors also count for a run that has ended.
 _METRIC_RULES = [rule.id for rule in RULES.values() if rule.subject == "run" and rule.id != "nccl_errors"]
 

@@ -29,13 +29,13 @@ from gputui.store.database import open_reader
 from gputui.store.run_history import NewIncident
 from gputui.store.samples import WINDOW_COLUMNS, samples_between
 
-BEFORE_SECONDS = 300.0
-LOG_CHARACTERS = 64 * 1024
-ALL_LOGS_CHARACTERS = 4 * 1024 * 1024
+BEFORE_SECONDS = 300.0  # a GPU that throttles or a host that fills up does so for minutes
+LOG_CHARACTERS = 64 * 1024  # some 500 lines, where the traceback is among the last
+ALL_LOGS_CHARACTERS = 4 * 1024 * 1024  # 64 ranks with a whole log each
 DECISION_FILE = "decision.json"
-MAX_DECISION_BYTES = 4 << 20
-TEXT_CHARACTERS = 64 * 1024
-GPU_ROWS = 20_000
+MAX_DECISION_BYTES = 4 << 20  # the evidence of thousands of ranks
+TEXT_CHARACTERS = 64 * 1024  # as of a log
+GPU_ROWS = 20_000  # ten minutes of 32 GPUs
 
 README = """\
 Attempt {number} of {run} ended at {at}: {summary}.

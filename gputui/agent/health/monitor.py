@@ -42,7 +42,7 @@ from gputui.store.series import GpuSample
 
 log = logging.getLogger(__name__)
 
-MEMORY_SECONDS = 30.0
+MEMORY_SECONDS = 30.0  # /proc of a thousand processes costs tens of milliseconds
 # A lost GPU ends an attempt that makes no progress for so long.
 LOST_SECONDS = 20.0
 HISTORY_SECONDS = 60.0

@@ -35,17 +35,17 @@ from gputui.store.metrics.step_lines import StepLines
 from gputui.store.metrics.stored_lines import FilePosition
 from gputui.store.metrics.watched import earlier_starts, ended_for_hang, newest_lines
 
-METRICS_SECONDS = 6.0
+METRICS_SECONDS = 6.0  # a person waits for the first hint, and no rule needs it sooner
 # A run that trains has printed so many lines without a metrics line.
 PRINTED_LINES = 200
 # So many lines of an attempt show how far apart they are.
 START_LINES = 3
-JOB_SECONDS = 60.0
+JOB_SECONDS = 60.0  # a file system of the network that answers at all does so within
 _READ_BYTES = 256 << 10
 # Only the newest lines are read, so that a check is short even if lines arrive faster than a
 # thousand a second.
 LINES_PER_LOOK = 2000
-HISTORY_LINES = 5000
+HISTORY_LINES = 5000  # more than any rule looks back
 
 
 @dataclass(slots=True)

@@ -43,7 +43,7 @@ from gputui.studies.decide import trials_on_gpu
 
 # A GPU that is reset, or whose driver is reloaded, is back within minutes.
 MISSING_SECONDS = 300.0
-LEAST_CPU_RANKS = 16
+LEAST_CPU_RANKS = 16  # few cores run many small ranks on the CPU
 
 
 @dataclass(slots=True)

@@ -49,7 +49,7 @@ from gputui.store.runs import Run, get_run
 
 log = logging.getLogger(__name__)
 
-SCAN_SECONDS = 10.0
+SCAN_SECONDS = 10.0  # checkpoints come every few minutes, and a scan may read many files
 # Lines of a remote run without a timestamp get the time of their transfer, which is later by this
 # much, or by the pause between two transfers.
 FETCHED_SECONDS = 5.0
@@ -57,7 +57,7 @@ FETCHED_SECONDS = 5.0
 DEADLINE_SECONDS = 60.0
 CLAIM_FILE = ".gputui-home"
 LEDGER_FILE = "checkpoints.json"
-MAX_LEDGER_BYTES = 64 << 20
+MAX_LEDGER_BYTES = 64 << 20  # some 200 000 checkpoints
 TWO_HOMES = "two homes of gputui write in this folder, which is not supported"
 
 

@@ -45,7 +45,7 @@ REPORTS_SECONDS = 1.0
 REPLACE_SECONDS = 5.0
 # An end that takes longer says what it waits for.
 LATE_SECONDS = 5.0
-_MOST_NAMED = 3
+_MOST_NAMED = 3  # more would not fit a line
 # The sampler reads once a second by default, and needs time to start.
 READING_SECONDS = 5.0
 

@@ -28,8 +28,8 @@ from gputui.runs.identity import ProcessIdentity, send_signal
 from gputui.store.attempts import Attempt
 from gputui.store.placements import PlacementView
 
-TERM_BEFORE_KILL_SECONDS = 2.0
-UNKILLABLE_SECONDS = 30.0
+TERM_BEFORE_KILL_SECONDS = 2.0  # enough to close files; nobody saves by then
+UNKILLABLE_SECONDS = 30.0  # as in the shim: a driver may take as long
 
 
 class PostmortemTask(Struct, frozen=True):

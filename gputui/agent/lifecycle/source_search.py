@@ -38,8 +38,8 @@ log = logging.getLogger(__name__)
 
 # Between two looks: soon after the start, when files appear, and later.
 FIRST_SECONDS = 2.0
-FIRST_LOOKS = 15
-LATER_SECONDS = 15.0
+FIRST_LOOKS = 15  # half a minute, in which most scripts have written
+LATER_SECONDS = 15.0  # a script that loads data for minutes costs little until then
 DEADLINE_SECONDS = 30.0
 # How long an attempt that has ended waits for the last look: on a busy machine one takes seconds, and what it does not
 # find is never read.

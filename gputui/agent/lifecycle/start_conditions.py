@@ -34,7 +34,7 @@ from gputui.store.runs import Run, get_run
 
 POLL_SECONDS = 1.0
 """Poll interval for the preconditions of a run whose back-off is over."""
-LOOK_SECONDS = 30.0
+LOOK_SECONDS = 30.0  # a file system that does not answer for this long hangs
 PRUNE_SECONDS = 1800.0
 """Pruning first validates the checkpoints to keep, of any size."""
 # A condition of the kind ``room`` asks for no more of the disk than this.

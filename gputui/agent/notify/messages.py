@@ -25,8 +25,8 @@ from gputui.store.run_states import RunState
 from gputui.store.runs import Run
 from gputui.store.studies import StudyRecord
 
-LINE_CELLS = 400
-MOST_LINES = 10
+LINE_CELLS = 400  # a few lines of a phone
+MOST_LINES = 10  # more is read in gputui itself
 # More failed runs of an emptied queue are not named.
 MOST_NAMED = 5
 

@@ -25,7 +25,7 @@ from gputui.store.events import EventKind, Severity
 
 # Delays after failures; the last one is repeated until the message is too old.
 AGAIN_SECONDS = (10.0, 60.0, 300.0, 900.0, 3600.0)
-TOO_OLD_SECONDS = 86_400.0
+TOO_OLD_SECONDS = 86_400.0  # yesterday's news only hides today's
 KILLED = "the process that was to send it has ended"
 
 

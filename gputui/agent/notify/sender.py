@@ -28,12 +28,12 @@ from gputui.runs.notices import Message, Recipient, obstacle_to
 
 # Services and mail servers may be slow, and one that is given up too early is sent the message twice.
 CONNECT_SECONDS = 10.0
-ANSWER_SECONDS = 60.0
-COMMAND_SECONDS = 120.0
+ANSWER_SECONDS = 60.0  # services answer in seconds, mail servers that check for spam in tens
+COMMAND_SECONDS = 120.0  # twice an answer: a script may send by itself
 # The end of a process that hangs.
 SEND_SECONDS = 180
-PROBLEM_CELLS = 200
-STDERR_BYTES = 1 << 16
+PROBLEM_CELLS = 200  # two lines of a terminal
+STDERR_BYTES = 1 << 16  # only its last line is shown
 
 
 class Delivery(Struct, frozen=True):

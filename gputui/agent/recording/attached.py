@@ -25,7 +25,7 @@ from gputui.store.rows import named_rows
 from gputui.store.runs import active_run_count
 from gputui.store.series import GPU, HOST, HOST_ID, SLOW, GpuSample, GpuSlowSample, HostSample, Series
 
-POLL_SECONDS = 0.25
+POLL_SECONDS = 0.25  # a line is at most this much later than the sample
 
 _FAST_COLUMNS = [name for name in GpuSample.__struct_fields__ if name not in ("uuid", "detail")]
 _SLOW_COLUMNS = [name for name in GpuSlowSample.__struct_fields__ if name != "uuid"]

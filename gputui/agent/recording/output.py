@@ -33,8 +33,8 @@ log = logging.getLogger(__name__)
 
 # What the sampler reported, while the disk does not answer.
 WAITING_BATCHES = 1200
-CLOSING_SECONDS = 5.0
-KEPT_FILES = 10
+CLOSING_SECONDS = 5.0  # a disk or pipe that takes longer takes nothing
+KEPT_FILES = 10  # with the limit of each, a bound on the disk
 
 Format = Literal["ndjson", "csv"]
 Line = dict[str, Any]

@@ -20,11 +20,11 @@ from gputui.runs.checkpoint_files import FoundCheckpoint, digest, files_of, save
 # A smaller file is hashed as a whole (0.1 s). Of a larger one the ends, and short blocks between
 # them, close enough that a layer which alone is trained has some.
 WHOLE_BYTES = 64 << 20
-END_BYTES = 64 << 10
-BLOCK_BYTES = 4 << 10
-BLOCKS_APART_BYTES = 256 << 10
-MOST_BLOCKS = 4096
-MOST_NAMED = 256
+END_BYTES = 64 << 10  # headers and indices of all formats
+BLOCK_BYTES = 4 << 10  # a page of the disk, which is read as a whole
+BLOCKS_APART_BYTES = 256 << 10  # a tensor that differs is seldom smaller
+MOST_BLOCKS = 4096  # 16 MiB read of the largest file, less than a second
+MOST_NAMED = 256  # a row of the store holds that many names
 
 
 def identified(file: FoundCheckpoint, contents: Mapping[str, tuple[str, str]]) -> FoundCheckpoint | None:

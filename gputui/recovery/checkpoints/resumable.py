@@ -81,7 +81,7 @@ def spans_of(run: Run, attempts: Sequence[Attempt], now: float) -> tuple[Attempt
     return attempt_spans(attempts, names_metrics=spec is None or spec.names_metrics, now=now)
 
 
-MOST_SHOWN = 5
+MOST_SHOWN = 5  # a sentence with more is not read
 
 Rows = tuple[CheckpointRow, ...]
 AnyRows = Sequence[CheckpointRow]

@@ -38,8 +38,8 @@ SETTLED_SECONDS = 3.0
 # Number of older saves with which the last one is compared.
 MOST_COMPARED = 3
 _LOOKALIKES = frozenset({".pt", ".pth", ".ckpt", ".tar", ".safetensors", ".bin", ".pkl", ".npz"})
-_MOST_ENTRIES = 2000
-_MOST_DEPTH = 5
+_MOST_ENTRIES = 2000  # looked at within a second, also in the network
+_MOST_DEPTH = 5  # RUN/version_N/checkpoints/step/shard, as libraries nest them
 
 
 class CheckpointSearch(Struct, frozen=True):

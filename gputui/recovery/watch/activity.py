@@ -28,7 +28,7 @@ from gputui.runs.process_readings import ProcessReading
 from gputui.store.series import GpuSample
 
 LOOK_SECONDS = 2.0
-POWER_SAMPLES = 200
+POWER_SAMPLES = 200  # more than three minutes, one a second
 # How long every check must find the ranks stuck, or `hang_after` if that is shorter; and the same
 # if a check during this silence found them at work, because work has pauses.
 STUCK_SECONDS = 10.0

@@ -35,7 +35,7 @@ SPIN_POWER_SHARE = 0.7
 IDLE_UTILIZATION_PERCENT = 5.0
 # How long a single rank may work while all others wait for it, for example to validate or save.
 LONE_WORKER_SECONDS = 1800.0
-LONE_WORKER_FACTOR = 10.0
+LONE_WORKER_FACTOR = 10.0  # so many slow steps in a row are no chance
 # How long a rank must be stopped before it counts as a hang.
 STOPPED_SECONDS = 10.0
 

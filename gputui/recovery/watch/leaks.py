@@ -14,7 +14,7 @@ from msgspec import Struct
 # In less time, filling caches and the first epoch look like a leak.
 LEAK_SECONDS = 900.0
 LEAK_SAMPLES = 24
-LEAK_BYTES = 256 << 20
+LEAK_BYTES = 256 << 20  # caches of libraries grow by less, and then stop
 # Reported if the memory would be full within a night, and within this share of the time that it was
 # seen to grow: a cache that may take half of the remaining memory grows as steadily, but stops
 # earlier.
@@ -22,13 +22,13 @@ HORIZON_SECONDS = 12 * 3600.0
 HORIZON_SHARE = 0.8
 # The limit is near if only this share of the reachable memory is left, or this much time.
 NEAR_SHARE = 0.10
-NEAR_SECONDS = 300.0
+NEAR_SECONDS = 300.0  # a person can still act
 # A leak that began late is searched in the newest half, quarter … of the samples, down to this.
 LEAST_RECENT_SECONDS = 3600.0
 # Memory must grow from each part of the time to the next by at least this share of even growth:
 # memory that levels off, or goes up and down, is no leak.
 LEAK_PARTS = 8
-EVEN_SHARE = 0.5
+EVEN_SHARE = 0.5  # a leak grows in each part, a cache in the first
 
 
 class MemorySample(Struct, frozen=True):

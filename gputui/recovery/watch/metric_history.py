@@ -33,8 +33,8 @@ MIN_IMPROVEMENT = 1e-4
 # A loss that has fallen to this share of its first value has converged.
 CONVERGED_SHARE = 0.01
 
-MIN_STEP_TIMES = 10
-STEP_TIMES = 100
+MIN_STEP_TIMES = 10  # the first steps compile and warm up
+STEP_TIMES = 100  # follows a change of the load within minutes
 # Step times beyond this many medians are ignored in the median.
 UNUSUAL_TIMES = 1.5
 # With a loader that reads ahead, one of many steps waits for all, so only a mean is meaningful.

@@ -14,7 +14,7 @@ from gputui.recovery.watch.metric_history import RateSchedule
 from gputui.recovery.watch.rules import RULES, RUN_RULE_IDS, Rule, RuleSet
 
 STANDARD = "standard"
-MAX_SECONDS = 30 * 86400.0
+MAX_SECONDS = 30 * 86400.0  # longer is never meant: the rule is to be turned off
 # The keys of files, by the fields of a rule.
 _TIMES = {"for_seconds": "for", "clear_seconds": "clear_after", "cooldown_seconds": "cooldown"}
 _FIELDS = {key: name for name, key in _TIMES.items()}

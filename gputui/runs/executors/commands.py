@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
-CALL_SECONDS = 30.0
+CALL_SECONDS = 30.0  # a busy controller answers in tens of seconds
 
 # The variables by which a target's commands find programs, keys and clusters. What Slurm sets in a
 # job describes that job, and would change another.

@@ -21,7 +21,7 @@ from gputui.runs.executors.remote_runner import RemoteRunner, python_of, text_of
 from gputui.runs.shim_records import read_record
 from gputui.runs.submission import write_private
 
-GIT_SECONDS = 60.0
+GIT_SECONDS = 60.0  # a large repository on a disk of the network
 RUN_FOLDER = re.compile(r"/.+/[0-9a-f]{8}/[A-Za-z0-9][^/]*")
 """The only folders that are ever removed on a target: those of ``wanted_root``."""
 RECORDS = ("started.json", "exit.json", "claim", remote.RESUMED)

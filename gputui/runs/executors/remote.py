@@ -42,15 +42,15 @@ from gputui.runs.shim_records import read_record, write_record
 if TYPE_CHECKING:
     from gputui.runs.executors.slurm.nodes import Lead
 
-REQUEUE_SECONDS = 60.0
-CHUNK_BYTES = 1 << 20
+REQUEUE_SECONDS = 60.0  # a busy controller; a requeued job is killed within it
+CHUNK_BYTES = 1 << 20  # an answer of a second on a slow line
 # Larger than any record of an attempt.
 RECORD_BYTES = 1 << 14
 # The limit of all data in one report.
 MOST_BYTES = 8 << 20
 # The limit of one file's data in one line of a stream.
 STREAM_BYTES = 1 << 16
-STREAM_SECONDS = 1.0
+STREAM_SECONDS = 1.0  # how much later its lines are here
 # Placeholders in a sent attempt.json for the run's folder and the code, which are known only on the
 # target.
 RUN_HERE = "{the run's folder there}"

@@ -52,8 +52,8 @@ from gputui.runs.shim_signals import awaited_signal
 from gputui.runs.submission import write_private
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
-LOOK_SECONDS = 0.5
-MAX_PAUSE_SECONDS = 60.0
+LOOK_SECONDS = 0.5  # how much later an end is noticed on a shared file system
+MAX_PAUSE_SECONDS = 60.0  # a target that answers again is noticed within a minute
 # A person who stops a run waits for the next contact.
 MAX_PAUSE_OF_STOP_SECONDS = 5.0
 # After a stop at once, a target that does not answer for this long is given up.

@@ -39,7 +39,7 @@ _SPAWN_ENDED = re.compile(
     r"^(?:\w+\.)*ProcessExitedException: process (?P<rank>\d+) terminated with "
     r"(?:signal (?P<signal>SIG\w+)|exit code (?P<code>\d+))"
 )
-SURVIVED_SECONDS = 120.0
+SURVIVED_SECONDS = 120.0  # ranks that end with the first one do so within a minute
 
 _NO_TRACEBACK = re.compile(r"^(?:Signal \d+ \(\S+\) received by PID \d+|To enable traceback see: \S+|<N/A>)$")
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from gputui.runs.command import Launch
     from gputui.runs.spec import RunSpec
 
-PROBE_SECONDS = 30.0
+PROBE_SECONDS = 30.0  # an idle cluster starts a job in a few
 PROBE = (
     "import sys; print('python', sys.version.split()[0]); import torch; "
     "print('torch', torch.__version__, 'nccl', torch.cuda.is_available() and torch.cuda.nccl.version())"

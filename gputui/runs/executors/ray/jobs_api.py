@@ -21,7 +21,7 @@ from gputui.runs.executors.remote import PROGRAM
 from gputui.runs.executors.remote_runner import python_of
 
 DEFAULT_TOKEN = "~/.ray/auth_token"  # noqa: S105 - a path
-CALL_SECONDS = 20.0
+CALL_SECONDS = 20.0  # a dashboard under load answers in seconds
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):

@@ -23,7 +23,7 @@ from gputui.runs.submission import write_private
 
 # The default upload limit of a cluster (GCS_STORAGE_MAX_SIZE).
 MAX_PACKAGE_BYTES = 100 << 20
-UPLOAD_SECONDS = 600.0
+UPLOAD_SECONDS = 600.0  # Ray's limit of 500 MiB at 1 MB/s
 # Lines of the log's end to request: more if the first new one is not among them, and finally all.
 LINES = (50, 2000)
 STATES = {"PENDING": "pending", "RUNNING": "running", "STOPPED": "ended", "SUCCEEDED": "ended", "FAILED": "ended"}

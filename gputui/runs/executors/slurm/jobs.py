@@ -14,7 +14,7 @@ from gputui.runs.executors.job_status import EndedBy, JobStatus
 from gputui.runs.executors.remote import PROGRAM
 from gputui.runs.executors.remote_runner import python_of
 
-WARN_SECONDS = 120
+WARN_SECONDS = 120  # most checkpoints are written within it
 
 
 def job_name(run_id: str, attempt: int) -> str:

@@ -33,7 +33,7 @@ NODE_RANK = "{this node's rank}"
 FIRST_NODE = "{the first node's address}"
 FIRST_PORT = "{the first node's port}"
 
-LOOK_SECONDS = 0.2
+LOOK_SECONDS = 0.2  # how much later a signal is passed on
 # The time that the other nodes get to report their own failure, before they are ended.
 PEER_SECONDS = 2.0
 # srun waits forever if a node does not answer.

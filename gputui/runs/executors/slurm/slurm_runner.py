@@ -41,7 +41,7 @@ _NO_JOB = "Invalid job id specified"
 _NO_HISTORY = "accounting storage is disabled"
 # The exit codes of a shell, and of env, for a program that cannot be executed or is not there.
 _MISSING_PROGRAM = (126, 127)
-SUBMIT_SECONDS = 60.0
+SUBMIT_SECONDS = 60.0  # twice another call: a submission that is cut off may still be accepted
 
 
 class SlurmJobs(RemoteRunner):

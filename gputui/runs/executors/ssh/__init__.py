@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from gputui.runs.command import Launch
     from gputui.runs.spec import RunSpec
 
-SKEW_SECONDS = 30.0
+SKEW_SECONDS = 30.0  # times in lists of two machines would be visibly out of order
 DATE = ("date", "+%s")
 TORCH = (
     "import torch; nccl = torch.cuda.is_available() and torch.cuda.nccl.version(); "

@@ -13,8 +13,8 @@ from typing import Any
 
 from gputui.runs.executors.commands import CALL_SECONDS, CommandResult, TargetShell, UnreachableError
 
-CONNECT_SECONDS = 10
-COPY_SECONDS = 600.0
+CONNECT_SECONDS = 10  # a jump host takes seconds
+COPY_SECONDS = 600.0  # much code at 1 MB/s
 
 # A login may print text before and after an answer, which is therefore between two marks; the
 # second has its code.

@@ -19,7 +19,7 @@ from gputui.runs.logs import FIRST_NODE
 from gputui.runs.shim_records import read_record
 from gputui.runs.submission import write_private
 
-REHEARSAL_SECONDS = 60.0
+REHEARSAL_SECONDS = 60.0  # imports from a cold disk of the network
 _REMEDY = "a run would fail in the same way"
 
 
