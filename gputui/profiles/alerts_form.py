@@ -15,7 +15,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, ValidationInfo, create_model
 
 from gputui.core.yaml_forms.forms import UNBOUNDED, Model, expected, problem, within
-from gputui.recovery.watch.metric_history import Shape
+from gputui.recovery.watch.learning_rate import Shape
 from gputui.recovery.watch.overrides import parse_seconds
 from gputui.recovery.watch.rules import RULES, Rule, Severity
 
@@ -41,7 +41,7 @@ class _RuleForm(Model):
 
 
 class ScheduleForm(Model):
-    """An expected learning-rate schedule; see `gputui.recovery.watch.metric_history.RateSchedule`."""
+    """An expected learning-rate schedule; see `gputui.recovery.watch.learning_rate.RateSchedule`."""
 
     shape: Shape = Field(description="the decay after the warm-up")
     peak: Annotated[float, within(0)] = Field(0.0, description="the highest rate; else the run's parameter")

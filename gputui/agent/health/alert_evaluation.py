@@ -22,8 +22,9 @@ from gputui.core.yaml_forms.problems import ProfileError
 from gputui.profiles.home_files import SettingsFile, load_alerts
 from gputui.recovery.kinds import kind_of
 from gputui.recovery.watch.engine import AlertChange, Engine, Key, sentence
+from gputui.recovery.watch.learning_rate import RateSchedule
 from gputui.recovery.watch.machine import GpuMoment, GpuWatch, HostWatch
-from gputui.recovery.watch.metric_history import OLD_SECONDS, RateSchedule
+from gputui.recovery.watch.metric_history import OLD_SECONDS
 from gputui.recovery.watch.overrides import Overrides, of_profile, with_overrides
 from gputui.recovery.watch.rules import RULES, Observation, RuleSet, SubjectKind
 from gputui.runs.repository import transaction

@@ -1,35 +1,21 @@
-"""The history of an attempt's metrics, and what the rules see of it.
-
-Pure. The loss of a step is noisy: the best of many values is only the luckiest one. A slowly
-falling loss would never beat it, and on a plateau luck alone finds a new best now and then. So a
-loss has improved if both of these hold: its mean over half the patience is lower than any before,
-and the regression line over twice the patience falls significantly.
-"""
+"""The history of an attempt's metrics, and what the rules see of it. Pure."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Literal, NamedTuple
 
 from msgspec import Struct, field
 
-from gputui.core.units import count, metric_value, short_number
+from gputui.core.units import count, metric_value
+from gputui.recovery.watch.learning_rate import RateSchedule, expected_rate, lr_off_schedule
+from gputui.recovery.watch.loss_history import PATIENCE_BLOCKS, BestLoss, LossHistory
 from gputui.recovery.watch.machine import MINUTE_SECONDS, Mean
 from gputui.recovery.watch.rules import RULES, Observation, RuleSet
 from gputui.store.metrics.roles import BEST, LOSS, USUAL_ROLES, VALIDATION_LOSS, MetricRoles
 
-# The numbers of blocks in the patience, in the mean and in the regression line.
-PATIENCE_BLOCKS = 10
-MEAN_BLOCKS = 5
-LINE_BLOCKS = 20
-# A falling slope is this many standard errors below zero. In simulations (tests/recovery/watch)
-# luck ends a plateau about once in 20 000 steps, and a fall by a fifth of the noise in 1000 steps
-# is never taken for a plateau.
-MIN_ERRORS = 1.5
-# The smallest improvement, as a share of the best value.
-MIN_IMPROVEMENT = 1e-4
 # A loss that has fallen to this share of its first value has converged.
 CONVERGED_SHARE = 0.01
 
@@ -39,167 +25,12 @@ STEP_TIMES = 100  # follows a change of the load within minutes
 UNUSUAL_TIMES = 1.5
 # With a loader that reads ahead, one of many steps waits for all, so only a mean is meaningful.
 TIMES_SECONDS = 30.0
+# Lines that follow at once, or have no time, still count.
+LEAST_WEIGHT_SECONDS = 0.1
 # Older metrics are outdated. The run may hang, which has a detector of its own.
 OLD_SECONDS = 300.0
 # Fewer samples have no share of skipped ones.
 MIN_SAMPLES = 100
-
-
-# --- loss -------------------------------------------------------------------------------------
-
-
-class BestLoss(Struct):
-    """The best value of a metric to minimize, when it was, and the first value."""
-
-    value: float | None = None
-    step: int | None = None
-    epoch: float | None = None
-    trained_seconds: float = 0.0
-    first: float = 0.0
-
-    def add(self, value: float, step: int | None, epoch: float | None, trained_seconds: float) -> bool:
-        """Add a value; return whether it is the best so far."""
-        if self.value is None:
-            self.first = value
-        elif value >= self.value - MIN_IMPROVEMENT * abs(self.value):
-            return False
-        self.value = value
-        self.step = step
-        self.epoch = epoch
-        self.trained_seconds = trained_seconds
-        return True
-
-
-class LossHistory(Struct):
-    """The means of blocks of steps, and the best.
-
-    Attributes:
-        blocks: the newest means.
-        begin: the first step of the block that is not over; None before its first loss.
-        total: the sum of the losses in the block that is not over.
-        count: how many losses the block that is not over has.
-        best: the best mean over several blocks.
-        blocks_since: how many blocks have ended after the best.
-    """
-
-    blocks: list[float] = field(default_factory=list)
-    begin: int | None = None
-    total: float = 0.0
-    count: int = 0
-    best: BestLoss = field(default_factory=BestLoss)
-    blocks_since: int = 0
-
-    def add(
-        self, loss: float, step: int, epoch: float | None, patience_steps: float, trained_seconds: float = 0.0
-    ) -> None:
-        """Add a finite loss. If lines are rarer than blocks, each line is a block."""
-        if self.begin is not None and step - self.begin >= patience_steps / PATIENCE_BLOCKS:
-            self.blocks.append(self.total / self.count)
-            del self.blocks[:-LINE_BLOCKS]
-            self.total = 0.0
-            self.count = 0
-            self.begin = None
-            if len(self.blocks) >= MEAN_BLOCKS:
-                self.blocks_since += 1
-                mean = statistics.fmean(self.blocks[-MEAN_BLOCKS:])
-                may_be_best = self.best.value is None or falls(self.blocks)
-                if may_be_best and self.best.add(mean, step, epoch, trained_seconds):
-                    self.blocks_since = 0
-        if self.begin is None:
-            self.begin = step
-        self.total += loss
-        self.count += 1
-
-    def steps_since(self, step: int | None, patience_steps: float) -> int | None:
-        """The steps without improvement; at most the patience if there were too few lines since."""
-        if step is None or self.best.step is None:
-            return None
-        steps = max(0, step - self.best.step)
-        if self.blocks_since >= PATIENCE_BLOCKS:
-            return steps
-        return min(steps, int(patience_steps))
-
-
-def falls(values: Sequence[float]) -> bool:
-    """Return whether the least-squares line through evenly spaced values falls significantly."""
-    middle = (len(values) - 1) / 2
-    mean = statistics.fmean(values)
-    places = [place - middle for place in range(len(values))]
-    spread = sum(place**2 for place in places)
-    slope = sum(place * (value - mean) for place, value in zip(places, values, strict=True)) / spread
-    residual = sum((value - mean - slope * place) ** 2 for place, value in zip(places, values, strict=True))
-    return slope < -MIN_ERRORS * math.sqrt(residual / (len(values) - 2) / spread)
-
-
-# --- learning rate ----------------------------------------------------------------------------
-
-Shape = Literal["constant", "linear", "cosine"]
-
-EXPECTED_METRICS = ("lr_expected", "lr_scheduled")
-"""Metrics by which a script reports its expected learning rate."""
-
-
-class RateSchedule(Struct, frozen=True):
-    """A rise from 0 to ``peak`` over ``warmup_steps``, then ``shape`` down to ``final`` at ``total_steps``.
-
-    A ``peak`` of None is the run's learning-rate parameter, ``total_steps`` of None those that it reports.
-    """
-
-    shape: Shape
-    peak: float | None = None
-    final: float = 0.0
-    warmup_steps: int = 0
-    total_steps: int | None = None
-
-    def at(self, step: int, *, peak: float | None, total_steps: int | None) -> float | None:
-        """The rate at ``step``; the arguments replace missing values. None if unknown."""
-        top = peak if self.peak is None else self.peak
-        if top is None:
-            return None
-        if step < self.warmup_steps:
-            return top * (step + 1) / self.warmup_steps
-        if self.shape == "constant":
-            return top
-        total = total_steps if self.total_steps is None else self.total_steps
-        if total is None or total <= self.warmup_steps:
-            return None
-        done = min(1.0, (step - self.warmup_steps) / (total - self.warmup_steps))
-        share = 1.0 - done
-        if self.shape != "linear":
-            share = 0.5 * (1.0 + math.cos(math.pi * done))
-        return self.final + (top - self.final) * share
-
-
-def expected_rate(
-    schedule: RateSchedule | None, step: int | None, values: Mapping[str, float], peak: float | None
-) -> tuple[float, float] | None:
-    """The range of the learning rate at a step; None if it is unknown.
-
-    It is the value that the script reports, else that of the profile's schedule at this step and its
-    neighbours, because scripts count before or after the step.
-
-    Args:
-        values: the newest ones of the run's metrics.
-        peak: the run's learning rate parameter.
-    """
-    for name in EXPECTED_METRICS:
-        if name in values:
-            if math.isfinite(values[name]):
-                return (values[name], values[name])
-            return None
-    if schedule is None or step is None:
-        return None
-    reported = values.get("total_steps", math.nan)
-    total = int(reported) if math.isfinite(reported) else None
-    steps = (step - 1, step, step + 1)
-    rates = [schedule.at(max(0, near_step), peak=peak, total_steps=total) for near_step in steps]
-    expected = [rate for rate in rates if rate is not None]
-    if len(expected) == len(rates):
-        return (min(expected), max(expected))
-    return None
-
-
-# --- all metrics ------------------------------------------------------------------------------
 
 
 class _Plateau(NamedTuple):
@@ -216,6 +47,41 @@ class _Plateau(NamedTuple):
     unit: Literal["steps", "epochs"]
 
 
+class StepTimes(Struct):
+    """How long steps took, in seconds.
+
+    Attributes:
+        step: the recent mean of a whole step.
+        data: the recent mean of a step's wait for data.
+        newest: the newest step times without outliers.
+        usual_seconds: the median of ``newest``, as of a few lines ago; None before there are enough.
+        uncounted: how many step times were added since the median was taken.
+    """
+
+    step: Mean = field(default_factory=lambda: Mean(TIMES_SECONDS))
+    data: Mean = field(default_factory=lambda: Mean(TIMES_SECONDS))
+    newest: list[float] = field(default_factory=list)
+    usual_seconds: float | None = None
+    uncounted: int = 0
+
+    def add(self, values: Mapping[str, float], weight_seconds: float) -> None:
+        """Add the finite values of a line, which counts in the means for as long as it took."""
+        self.data.add(values.get("data_time"), weight_seconds)
+        seconds = values.get("step_time")
+        if seconds is None:
+            return
+        self.step.add(seconds, weight_seconds)
+        is_outlier = self.usual_seconds is not None and seconds > UNUSUAL_TIMES * self.usual_seconds
+        if is_outlier:
+            return
+        self.newest.append(seconds)
+        self.uncounted += 1
+        if self.uncounted >= MIN_STEP_TIMES:
+            del self.newest[:-STEP_TIMES]
+            self.usual_seconds = statistics.median(self.newest)
+            self.uncounted = 0
+
+
 class MetricHistory(Struct):
     """The history of training, from the lines of one attempt.
 
@@ -229,11 +95,7 @@ class MetricHistory(Struct):
         patience_steps: the steps without improvement that raise an alert.
         loss: how the training loss went.
         validation: the best validation loss.
-        step_times: the newest step times without outliers, in seconds.
-        usual_step_seconds: the median of ``step_times``, as of a few lines ago; None before there are enough.
-        uncounted: how many step times were added since the median was taken.
-        step_time: the recent mean of seconds per step.
-        data_time: the recent mean of seconds per step that waited for data.
+        times: how long steps took.
         cache_hit: the recent mean percentage of samples that a cache had.
         skipped: how many samples could not be read, by events.
         samples_before: the count of samples in the first line that has it.
@@ -247,11 +109,7 @@ class MetricHistory(Struct):
     patience_steps: float = RULES["no_improvement"].limits["steps"]
     loss: LossHistory = field(default_factory=LossHistory)
     validation: BestLoss = field(default_factory=BestLoss)
-    step_times: list[float] = field(default_factory=list)
-    usual_step_seconds: float | None = None
-    uncounted: int = 0
-    step_time: Mean = field(default_factory=lambda: Mean(TIMES_SECONDS))
-    data_time: Mean = field(default_factory=lambda: Mean(TIMES_SECONDS))
+    times: StepTimes = field(default_factory=StepTimes)
     cache_hit: Mean = field(default_factory=lambda: Mean(MINUTE_SECONDS))
     skipped: int = 0
     samples_before: float | None = None
@@ -270,11 +128,7 @@ class MetricHistory(Struct):
         self.skipped += event == "sample_skipped"
         if rank:
             return
-        waited = 0.0
-        if at is not None:
-            if self.line_at is not None:
-                waited = max(0.0, at - self.line_at)
-            self.line_at = at
+        waited = self._waited_for(at)
         self.trained_seconds += waited
         if step is not None:
             if self.step is not None and step < self.step:
@@ -285,39 +139,40 @@ class MetricHistory(Struct):
         self.values.update(values)
         epoch = self.values.get("epoch")
         finite = {name: value for name, value in values.items() if math.isfinite(value)}
+        self._add_losses(finite, epoch, is_event=event is not None)
+        weight = max(waited, LEAST_WEIGHT_SECONDS)
+        self.times.add(finite, min(weight, TIMES_SECONDS))
+        if "cache_hit_rate" in finite and (epoch is None or epoch >= 1):
+            self.cache_hit.add(100.0 * finite["cache_hit_rate"], min(weight, MINUTE_SECONDS))
+        if self.samples_before is None:
+            self.samples_before = finite.get("samples")
+
+    def _waited_for(self, at: float | None) -> float:
+        """The seconds from the line before to one that was written at a time; 0 if unknown."""
+        if at is None:
+            return 0.0
+        before = self.line_at
+        self.line_at = at
+        if before is None:
+            return 0.0
+        return max(0.0, at - before)
+
+    def _add_losses(self, finite: Mapping[str, float], epoch: float | None, *, is_event: bool) -> None:
+        """Add the losses of a line, or the best metric for both. That of an event is no new training loss."""
         loss = finite.get(LOSS)
         validation = finite.get(VALIDATION_LOSS)
         if self.roles.best is not None:
             loss = validation = self._signed(finite.get(BEST))
-        if loss is not None and self.step is not None and event is None:
+        if loss is not None and self.step is not None and not is_event:
             self.loss.add(loss, self.step, epoch, self.patience_steps, self.trained_seconds)
         if validation is not None:
             self.validation.add(validation, self.step, epoch, self.trained_seconds)
-        self._add_times(finite, min(max(waited, 0.1), TIMES_SECONDS))
-        if "cache_hit_rate" in finite and (epoch is None or epoch >= 1):
-            self.cache_hit.add(100.0 * finite["cache_hit_rate"], min(max(waited, 0.1), MINUTE_SECONDS))
-        if self.samples_before is None:
-            self.samples_before = finite.get("samples")
 
     def _signed(self, value: float | None) -> float | None:
         """A value of the best metric to minimize, or such a value as it was reported."""
         if value is not None and self.roles.mode == "max":
             return -value
         return value
-
-    def _add_times(self, finite: Mapping[str, float], waited: float) -> None:
-        self.data_time.add(finite.get("data_time"), waited)
-        seconds = finite.get("step_time")
-        if seconds is None:
-            return
-        self.step_time.add(seconds, waited)
-        if self.usual_step_seconds is None or seconds <= UNUSUAL_TIMES * self.usual_step_seconds:
-            self.step_times.append(seconds)
-            self.uncounted += 1
-            if self.uncounted >= MIN_STEP_TIMES:
-                del self.step_times[:-STEP_TIMES]
-                self.usual_step_seconds = statistics.median(self.step_times)
-                self.uncounted = 0
 
     # --- observations -------------------------------------------------------------------------
 
@@ -351,7 +206,7 @@ class MetricHistory(Struct):
         limit = rules["skipped_samples"].limits["above_percent"]
         yield Observation("skipped_samples", self._skipped_percent(), limit)
         expected = expected_rate(schedule, self.step, self.values, peak)
-        yield _lr_off_schedule(values, expected, rules)
+        yield lr_off_schedule(values, expected, rules)
 
     def _no_improvement(self, rules: RuleSet) -> Observation:
         """The steps or epochs without improvement: the value that is farthest beyond its limit.
@@ -399,8 +254,8 @@ class MetricHistory(Struct):
 
     def _slow_steps(self, rules: RuleSet) -> Observation:
         """The step time in milliseconds; its limit is at least a multiple of the median."""
-        seconds = self.step_time.value
-        usual = self.usual_step_seconds
+        seconds = self.times.step.value
+        usual = self.times.usual_seconds
         if seconds is None or usual is None:
             return Observation("slow_steps")
         limits = rules["slow_steps"].limits
@@ -411,8 +266,8 @@ class MetricHistory(Struct):
 
     def _data_wait(self, rules: RuleSet) -> Observation:
         """A step's wait for data in milliseconds; its limit is at least a share of the step."""
-        wait = self.data_time.value
-        step = self.step_time.value
+        wait = self.times.data.value
+        step = self.times.step.value
         limits = rules["data_wait"].limits
         if wait is None:
             return Observation("data_wait")
@@ -437,18 +292,3 @@ class MetricHistory(Struct):
         if read + skipped >= MIN_SAMPLES:
             return 100.0 * skipped / (read + skipped)
         return None
-
-
-def _lr_off_schedule(values: Mapping[str, float], expected: tuple[float, float] | None, rules: RuleSet) -> Observation:
-    """The difference between the learning rate and its schedule in percent."""
-    rate = values.get("lr")
-    if not values or rate is None or expected is None:
-        return Observation("lr_off_schedule", applies=not values or expected is not None)
-    nearest = expected[1]
-    off = math.inf
-    if math.isfinite(rate):
-        nearest = min(max(rate, expected[0]), expected[1])
-        off = 100.0 * abs(rate - nearest) / max(abs(nearest), 1e-12)
-    text = f"is {short_number(rate)}, its schedule says {short_number(nearest)}"
-    limit = rules["lr_off_schedule"].limits["above_percent"]
-    return Observation("lr_off_schedule", off, limit, text)

@@ -10,7 +10,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gputui.core.yaml_forms.quantities import parse_duration
-from gputui.recovery.watch.metric_history import RateSchedule
+from gputui.recovery.watch.learning_rate import RateSchedule
 from gputui.recovery.watch.rules import RULES, RUN_RULE_IDS, Rule, RuleSet
 
 STANDARD = "standard"

@@ -12,7 +12,7 @@ from gputui.metrics.curves.model import ChartRequest
 from gputui.metrics.curves.plot import drawing, hardware_drawing
 from gputui.metrics.draw.parts import Chart
 from gputui.recovery.run_history import RunHistory, total_cost
-from gputui.recovery.watch.metric_history import expected_rate
+from gputui.recovery.watch.learning_rate import expected_rate
 from gputui.recovery.watch.overrides import of_profile
 from gputui.reports.summary.facts import IDLE_PERCENT, GpuUse, RunFacts, spread
 from gputui.reports.summary.story import recoveries

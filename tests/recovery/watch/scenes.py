@@ -7,8 +7,9 @@ from typing import Any
 
 from gputui.machine.gpu_model import GpuFacts
 from gputui.recovery.watch.engine import AlertChange, Engine, Key, sentence
+from gputui.recovery.watch.learning_rate import RateSchedule
 from gputui.recovery.watch.machine import GpuMoment, GpuWatch, HostWatch
-from gputui.recovery.watch.metric_history import MetricHistory, RateSchedule
+from gputui.recovery.watch.metric_history import MetricHistory
 from gputui.recovery.watch.overrides import with_overrides
 from gputui.recovery.watch.rules import RULES, Observation, Rule
 from gputui.store.series import GpuSample, GpuSlowSample, HostSample

@@ -7,7 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from gputui.recovery.watch.metric_history import LossHistory, MetricHistory, RateSchedule, expected_rate
+from gputui.recovery.watch.learning_rate import RateSchedule, expected_rate
+from gputui.recovery.watch.loss_history import LossHistory
+from gputui.recovery.watch.metric_history import MetricHistory
 from gputui.recovery.watch.rules import RULES
 from gputui.store.metrics.roles import MetricRoles
 from tests.tables import table

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gputui.machine.gpu_model import GpuFacts
-from gputui.recovery.watch.metric_history import RateSchedule
+from gputui.recovery.watch.learning_rate import RateSchedule
 from gputui.recovery.watch.rules import RULES
 from tests.recovery.watch.scenes import GIB, UNKNOWN, Scene, Stage
 from tests.tables import table

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gputui.recovery.watch.metric_history import LossHistory
+from gputui.recovery.watch.loss_history import LossHistory
 from gputui.recovery.watch.rules import RULES
 from gputui.runs.checkpoint_formats import validate
 from gputui.store.attempts import read_attempts
