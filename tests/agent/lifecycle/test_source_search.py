@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gputui.agent.lifecycle import source_search
-from gputui.agent.lifecycle.source_search import FileSearch
+from gputui.agent.lifecycle import file_search
+from gputui.agent.lifecycle.file_search import FileLooks, FileSearch
 from tests.metrics.conftest import RUN, MetricsHome
 
 BEGUN_AT = 1_000_000.0
@@ -31,12 +31,12 @@ def write(path: Path, text: str, at: float) -> None:
     os.utime(path, (at, at))
 
 
-def paths(sources: list[source_search.NewSource]) -> list[str]:
+def paths(sources: list[file_search.NewSource]) -> list[str]:
     return [Path(new.source.path).name for new in sources]
 
 
 def test_files_of_the_attempt(tmp_path: Path) -> None:
-    looks = search(tmp_path)
+    looks = FileLooks(search(tmp_path))
     work = tmp_path / "work"
     write(work / "old.jsonl", LINES, BEGUN_AT - 9)
     write(work / "appended.jsonl", LINES, BEGUN_AT - 9)
@@ -59,8 +59,8 @@ def test_files_of_the_attempt(tmp_path: Path) -> None:
 
 
 def test_copies_that_gputui_writes_are_no_sources(tmp_path: Path) -> None:
-    looks = search(tmp_path)
-    looks.copies = [tmp_path / "work/out/a-1.jsonl", tmp_path / "work/board"]
+    looks = FileLooks(search(tmp_path))
+    looks.search.copies = [tmp_path / "work/out/a-1.jsonl", tmp_path / "work/board"]
     looks.look([])
     copies = ("work/out/a-1.jsonl", "work/board/events.out.tfevents.gputui.00001", "state/runs/a-1/sinks/metrics.jsonl")
     for path in (*copies, "work/out/own.jsonl"):
@@ -71,7 +71,7 @@ def test_copies_that_gputui_writes_are_no_sources(tmp_path: Path) -> None:
 def test_a_file_that_the_attempt_writes_anew_is_its_own_from_the_start(tmp_path: Path) -> None:
     home = MetricsHome(tmp_path)
     home.begin()
-    looks = search(tmp_path)
+    looks = FileLooks(search(tmp_path))
     file = tmp_path / "work/log.jsonl"
     write(file, LINES, BEGUN_AT - 9)
     looks.look([])
@@ -87,10 +87,10 @@ def test_a_file_that_the_attempt_writes_anew_is_its_own_from_the_start(tmp_path:
 
 
 def test_event_files_alone_count_in_the_folders_of_a_profile(tmp_path: Path) -> None:
-    looks = search(tmp_path)
+    looks = FileLooks(search(tmp_path))
     run_dir = tmp_path / "state/runs/a-1"
-    looks.event_folders = [f"{tmp_path}/[[]x]/runs/*", str(run_dir / "tb")]
-    looks.learns = False
+    looks.search.event_folders = [f"{tmp_path}/[[]x]/runs/*", str(run_dir / "tb")]
+    looks.search.learns = False
     event = "events.out.tfevents.1.host.1.0"
     places = ("[x]/runs/exp/" + event, "[x]/runs/exp/acc_val/" + event, "[x]/runs/" + event, "work/" + event)
     for place in (*places, "[x]/runs/exp/new.jsonl"):
@@ -104,25 +104,25 @@ def test_event_files_alone_count_in_the_folders_of_a_profile(tmp_path: Path) -> 
 
 def test_a_new_agent_knows_what_was_there_before(tmp_path: Path) -> None:
     write(tmp_path / "work/old.jsonl", LINES, BEGUN_AT - 9)
-    search(tmp_path).look([])
+    FileLooks(search(tmp_path)).look([])
     write(tmp_path / "work/old.jsonl", LINES, BEGUN_AT + 9)
     write(tmp_path / "work/first.jsonl", LINES, BEGUN_AT + 9)
-    assert sorted(paths(search(tmp_path).look([]))) == ["first.jsonl", "old.jsonl"]
+    assert sorted(paths(FileLooks(search(tmp_path)).look([]))) == ["first.jsonl", "old.jsonl"]
     write(tmp_path / "work/second.jsonl", LINES, BEGUN_AT + 9)
-    assert sorted(paths(search(tmp_path).look([]))) == ["first.jsonl", "old.jsonl", "second.jsonl"]
+    assert sorted(paths(FileLooks(search(tmp_path)).look([]))) == ["first.jsonl", "old.jsonl", "second.jsonl"]
 
 
 @pytest.mark.parametrize("is_held", [True, False])
 def test_where_other_runs_write_too_only_open_files_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_held: bool
 ) -> None:
-    looks = search(tmp_path)
+    looks = FileLooks(search(tmp_path))
     write(tmp_path / "work/log.jsonl", LINES, BEGUN_AT + 1)
     open_files = {str(tmp_path / "work/log.jsonl")} if is_held else set()
-    monkeypatch.setattr(source_search, "held_files", lambda _: open_files)
+    monkeypatch.setattr(file_search, "held_files", lambda _: open_files)
     assert paths(looks.look(["b-1"])) == ["log.jsonl"] * is_held
     assert looks.disputed == [str(tmp_path / "work/log.jsonl")] * (not is_held)
-    monkeypatch.setattr(source_search, "held_files", lambda _: {str(tmp_path / "work/log.jsonl")})
+    monkeypatch.setattr(file_search, "held_files", lambda _: {str(tmp_path / "work/log.jsonl")})
     assert paths(looks.look(["b-1"])) == ["log.jsonl"]
 
 
@@ -131,13 +131,13 @@ def test_lines_between_the_start_and_the_first_look_are_the_attempts(tmp_path: P
     write(file, LINES, BEGUN_AT - 9)
     search(tmp_path).list_before()
     write(file, LINES, BEGUN_AT + 1)
-    ((source, begin),) = search(tmp_path).look([])
+    ((source, begin),) = FileLooks(search(tmp_path)).look([])
     assert source.path == str(file)
     assert begin is not None
     assert begin.byte_offset == len(LINES)
     # A new agent reads the list in the attempt's folder, however old it is.
-    later = search(tmp_path)
-    later.begun_at += 3600
+    later = FileLooks(search(tmp_path))
+    later.search.begun_at += 3600
     write(tmp_path / "work/another.jsonl", LINES, BEGUN_AT + 7200)
     assert [new.begin for new in later.look([])] == [begin, None]
 
@@ -145,9 +145,9 @@ def test_lines_between_the_start_and_the_first_look_are_the_attempts(tmp_path: P
 def test_many_files_before_the_attempt_are_remembered(tmp_path: Path) -> None:
     for number in range(700):
         write(tmp_path / f"work/{'a' * 100}{number}.jsonl", LINES, BEGUN_AT - 9)
-    search(tmp_path).look([])
+    FileLooks(search(tmp_path)).look([])
     write(tmp_path / f"work/{'a' * 100}7.jsonl", LINES, BEGUN_AT + 1)
-    ((_, begin),) = search(tmp_path).look([])
+    ((_, begin),) = FileLooks(search(tmp_path)).look([])
     assert begin is not None
     assert begin.byte_offset == len(LINES)
 
@@ -155,7 +155,7 @@ def test_many_files_before_the_attempt_are_remembered(tmp_path: Path) -> None:
 def test_event_files_of_others_give_no_prefix(tmp_path: Path) -> None:
     event = "events.out.tfevents.1.host.1.0"
     write(tmp_path / "work/runs" / event, LINES, BEGUN_AT - 9)
-    looks = search(tmp_path)
+    looks = FileLooks(search(tmp_path))
     looks.look([])
     for folder in ("exp", "exp/loss_val"):
         write(tmp_path / "work/runs" / folder / event, LINES, BEGUN_AT + 1)
