@@ -67,7 +67,9 @@ def _once(scene: Scene, randomness: random.Random) -> dict[str, float]:
         wait_until(lambda: _first_step_at(scene, run_id, number), NEXT_SECONDS, "the next attempt's first step")
         first, second = _attempts(scene, run_id)[-2:]
         first_step_at = _first_step_at(scene, run_id, number)
-        assert first.ended_at is not None and second.started_at is not None and first_step_at is not None
+        assert first.ended_at is not None
+        assert second.started_at is not None
+        assert first_step_at is not None
         return {
             "seconds": first_step_at - died_at,
             "until_ended_seconds": first.ended_at - died_at,

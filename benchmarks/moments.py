@@ -97,7 +97,9 @@ def _read(
         begin = time.perf_counter()
         snapshot = reader.read(connection, end, _at(interest, at))
         durations.append(time.perf_counter() - begin)
-        assert snapshot.at == at and len(snapshot.gpus) == GPUS and snapshot.runs[0].run.run_id == "bench"
+        assert snapshot.at == at
+        assert len(snapshot.gpus) == GPUS
+        assert snapshot.runs[0].run.run_id == "bench"
     return durations
 
 

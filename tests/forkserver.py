@@ -98,7 +98,9 @@ class Forked(subprocess.Popen[str]):
         """In place of fork and exec; pipes were made and are used by `subprocess`."""
         call = _EXECUTE_CHILD.bind(self, *arguments).arguments
         pipes = [call[name] for name in ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")]
-        assert call["preexec_fn"] is None and not call["shell"] and not call["pass_fds"]
+        assert call["preexec_fn"] is None
+        assert not call["shell"]
+        assert not call["pass_fds"]
         environment = dict(os.environ if call["env"] is None else call["env"])
         request = {
             "argv": [os.fspath(word) for word in call["args"]],

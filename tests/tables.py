@@ -21,7 +21,8 @@ def table(names: str | tuple[str, ...], rows: Iterable[Any]) -> Callable[[Callab
     """
     arguments = names.split(", ") if isinstance(names, str) else list(names)
     values = [tuple(row) if len(arguments) > 1 else (row,) for row in rows]
-    assert values and all(len(row) == len(arguments) for row in values)
+    assert values
+    assert all(len(row) == len(arguments) for row in values)
 
     def decorate(test: Callable[..., None]) -> Callable[..., None]:
         signature = inspect.signature(test)

@@ -65,7 +65,8 @@ async def test_a_picture_is_full_and_does_not_contradict_itself(home: Workspace,
     async with shown(home, PICTURES[name]) as app:
         text = screen_text(app)
         assert len(CURVE.findall(text)) >= WITH_CURVES.get(name, 0)
-        assert not re.search(r"no data|reading|\de…", text) and "Traceback" not in app.message[0]
+        assert not re.search(r"no data|reading|\de…", text)
+        assert "Traceback" not in app.message[0]
         runs = [row.run for row in app.snapshot.runs if row.run.study_id is None]
         for state in ("running", "queued"):
             count = sum(run.state == state for run in runs)
@@ -80,7 +81,8 @@ async def test_a_picture_is_full_and_does_not_contradict_itself(home: Workspace,
             rows = {line[2:4].strip(): line[-14:-2] for line in lines}
             busy = {rows[str(gpu.index)] for gpu in app.snapshot.gpus if gpu.run_id is not None}
             idle = {rows[str(gpu.index)] for gpu in app.snapshot.gpus if gpu.run_id is None}
-            assert len(rows) == 8 and not busy & idle
+            assert len(rows) == 8
+            assert not busy & idle
 
 
 def test_the_demo_shows_at_its_start_what_gputui_is_for(home: Workspace) -> None:
@@ -92,19 +94,23 @@ def test_the_demo_shows_at_its_start_what_gputui_is_for(home: Workspace) -> None
     assert all(gpu.utilization_percent for gpu in snapshot.gpus if gpu.run_id in running)
     assert "0 of 4 GPUs free" in (runs["resnet50-2"].run.waiting_for or "")
     assert any(process.user == "bob" for gpu in snapshot.gpus for process in gpu.processes or ())
-    assert [alert.rule for alert in snapshot.alerts] == ["gpu_hot"] and len(snapshot.machine.quarantined) == 1
+    assert [alert.rule for alert in snapshot.alerts] == ["gpu_hot"]
+    assert len(snapshot.machine.quarantined) == 1
     with closing(open_reader(home.database)) as connection:
         recent = [incident.at for incident in read_incidents(connection, "vit-b16-3")]
         assert [study.state for study in read_studies(connection)] == ["finished"]
-    assert len(recent) == 2 and recent[-1] > NOW - 600
+    assert len(recent) == 2
+    assert recent[-1] > NOW - 600
     # The second run recovers while the reader looks at the page.
     continuation = Continuation.take(home.run_dir("gpt2-124m-2"))
-    assert continuation is not None and continuation.fails_at is not None
+    assert continuation is not None
+    assert continuation.fails_at is not None
     assert 10 < (continuation.fails_at - continuation.step) * MODELS["gpt2-124m"].step_seconds(128) < 20
 
 
 async def test_the_picture_of_a_recovered_run_tells_both_reasons(home: Workspace) -> None:
     async with shown(home, PICTURES["run"]) as app:
         text = screen_text(app)
-        assert "lowered batch_size 512 → 256" in text and "crashed in a GPU kernel" in text
+        assert "lowered batch_size 512 → 256" in text
+        assert "crashed in a GPU kernel" in text
         assert "newest 53 400, 1 min ago" in text

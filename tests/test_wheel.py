@@ -46,7 +46,8 @@ def test_the_wheel_holds_what_is_needed_and_nothing_else(wheel: Path) -> None:
     assert "gputui/shipped_profiles/digits-ddp.yaml" in names
     assert "gputui/shipped_profiles/custom_script.py" in names
     assert {f"gputui/shipped_studies/{name}.yaml" for name in ("digits-lr", "gpt2-pbt")} <= set(names)
-    assert "gputui/store/schema.sql" in names and "gputui/py.typed" in names
+    assert "gputui/store/schema.sql" in names
+    assert "gputui/py.typed" in names
     pages = {f"gputui/shipped_docs/{path.name}" for path in (REPOSITORY / "docs").glob("*.md")}
     assert {name for name in names if name.startswith("gputui/shipped_docs/")} == pages
     data = ("templates/report.html.j2", "prometheus/rules.yaml", "prometheus/dashboard.json", "export/run.sql")
@@ -81,10 +82,13 @@ def test_it_works_in_an_empty_environment(wheel: Path, tmp_path: Path) -> None:
     names = {entry["name"]: entry for entry in json.loads(gputui("profile", "list", "--json").stdout)}
     assert {"digits-ddp", "stdlib-lm", "custom-script"} <= set(names)
     assert all(entry["error"] is None for entry in names.values())
-    assert "targets" in gputui("help").stdout and "kepler2" in gputui("help", "targets").stdout
+    assert "targets" in gputui("help").stdout
+    assert "kepler2" in gputui("help", "targets").stdout
     refused = gputui("run", "digits-ddp")
     assert refused.returncode == 3
-    assert "torch" in refused.stderr and "gputui[train]" in refused.stderr and "Traceback" not in refused.stderr
+    assert "torch" in refused.stderr
+    assert "gputui[train]" in refused.stderr
+    assert "Traceback" not in refused.stderr
     (tmp_path / "hello.py").write_text("import sys\nprint('step 3 loss 0.25', sys.argv)\n")
     (tmp_path / "hello.yaml").write_text(PROFILE)
     try:

@@ -110,7 +110,8 @@ def saving(
     before = [line for line in window.step_lines(lines) if line["step"] <= save_every]
     usual = window.of_trainer(before, warm_steps).median_seconds
     all_steps = window.of_trainer(lines, warm_steps).median_seconds
-    assert usual is not None and all_steps is not None
+    assert usual is not None
+    assert all_steps is not None
     blocked = window.stalls(lines, usual)
     if not blocked:
         raise ValueError("no checkpoint was written within the run")

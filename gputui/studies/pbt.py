@@ -134,7 +134,8 @@ def _draw(dimension: Dimension, draw: random.Random) -> Scalar:
     """A random value of a dimension."""
     if dimension.kind == "choice":
         return draw.choice(dimension.choices)
-    assert dimension.low is not None and dimension.high is not None
+    assert dimension.low is not None
+    assert dimension.high is not None
     if dimension.log:
         return _clamp(dimension, math.exp(draw.uniform(math.log(dimension.low), math.log(dimension.high))))
     return _clamp(dimension, draw.uniform(dimension.low, dimension.high))
@@ -142,7 +143,8 @@ def _draw(dimension: Dimension, draw: random.Random) -> Scalar:
 
 def _clamp(dimension: Dimension, value: float) -> Scalar:
     """The nearest value that the dimension can take."""
-    assert dimension.low is not None and dimension.high is not None
+    assert dimension.low is not None
+    assert dimension.high is not None
     value = min(max(value, dimension.low), dimension.high)
     step = dimension.step
     if step is None and dimension.kind == "int":

@@ -160,7 +160,8 @@ class Dimension(Section):
     @property
     def bounds(self) -> tuple[float, float]:
         """The smallest and the largest number."""
-        assert self.low is not None and self.high is not None
+        assert self.low is not None
+        assert self.high is not None
         return self.low, self.high
 
     def holds(self, value: Scalar) -> bool:

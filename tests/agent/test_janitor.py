@@ -128,7 +128,8 @@ def test_an_agent_that_is_killed_at_any_moment_counts_nothing_twice(home: Record
     (mark,) = home.rows("SELECT until FROM rollup_marks WHERE span_seconds = 60 AND gpu_id = 1")[0]
     raw = home.rows("SELECT count(*) FROM gpu_samples WHERE at < ?", mark)
     hours = home.rows("SELECT at, sample_count FROM gpu_hours")
-    assert counted == raw and hours == [(START, 3600)]
+    assert counted == raw
+    assert hours == [(START, 3600)]
 
 
 def test_the_oldest_samples_go_when_the_record_is_too_large(home: RecordedHome) -> None:
@@ -163,7 +164,8 @@ def test_on_a_full_disk_recording_stops_and_begins_again(home: RecordedHome, cap
         with suppress(sqlite3.OperationalError):
             home.work()
     messages = [record.getMessage() for record in caplog.records if "recording stopped" in record.getMessage()]
-    assert len(messages) == 1 and "disk is full" in messages[0]
+    assert len(messages) == 1
+    assert "disk is full" in messages[0]
 
     # The limit that the user sets lets the oldest samples go, and that makes room.
     limit = used_space(home.connection)[1] - (300 << 10)
@@ -225,7 +227,8 @@ def test_lines_of_removed_runs_go_in_small_transactions(home: RecordedHome) -> N
     assert max(before - after for before, after in zip([LINES + 500, *counted], counted, strict=False)) == 1000
     for table, left_over in (("metrics", 500), ("metric_envelopes", 2), ("metric_sources", 1)):
         assert home.rows(f"SELECT count(*) FROM {table}") == [(left_over,)]
-    assert not home.janitor.has_lines and home.rows("PRAGMA foreign_key_check") == []
+    assert not home.janitor.has_lines
+    assert home.rows("PRAGMA foreign_key_check") == []
 
 
 def test_the_log_is_moved_beside_the_loop_and_becomes_short_again(home: RecordedHome) -> None:

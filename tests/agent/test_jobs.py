@@ -22,8 +22,10 @@ def test_a_job_has_the_value_or_the_error_of_its_work_and_wakes_the_loop() -> No
     all_jobs = Jobs(lambda: woken.release(), Clock())
     good = all_jobs.start("good", lambda: 7, deadline_seconds=10.0)
     bad = all_jobs.start("bad", lambda: 1 // 0, deadline_seconds=10.0)
-    assert woken.acquire(timeout=60.0) and woken.acquire(timeout=60.0)
-    assert good.is_over and good.result() == 7
+    assert woken.acquire(timeout=60.0)
+    assert woken.acquire(timeout=60.0)
+    assert good.is_over
+    assert good.result() == 7
     assert bad.is_over
     with pytest.raises(ZeroDivisionError):
         bad.result()
@@ -36,7 +38,8 @@ def test_a_job_that_hangs_fails_at_its_deadline_and_holds_up_no_other() -> None:
     all_jobs = Jobs(lambda: None, clock, at_once=1)
     stuck = all_jobs.start("stuck", hang.wait, deadline_seconds=5.0)
     behind = all_jobs.start("behind", lambda: "done", deadline_seconds=5.0)
-    assert not stuck.is_over and behind.begun_at is None
+    assert not stuck.is_over
+    assert behind.begun_at is None
     with pytest.raises(RuntimeError):
         stuck.result()
     clock.now = 5.1
@@ -58,7 +61,9 @@ def test_an_urgent_job_waits_for_no_other() -> None:
     behind = all_jobs.start("behind", lambda: "done", deadline_seconds=5.0)
     urgent = all_jobs.start("urgent", lambda: "done", deadline_seconds=5.0, is_urgent=True)
     wait_until(lambda: urgent.is_over)
-    assert urgent.result() == "done" and behind.begun_at is None and all_jobs.running() == ["stuck"]
+    assert urgent.result() == "done"
+    assert behind.begun_at is None
+    assert all_jobs.running() == ["stuck"]
     hang.set()
     wait_until(lambda: behind.is_over)
 
@@ -71,7 +76,8 @@ def test_an_answer_is_taken_by_who_asked_for_it_alone() -> None:
     assert all_jobs.ask(second, lambda: "of attempt 2", deadline_seconds=5.0) is None
     wait_until(lambda: not all_jobs.is_busy)
     job = all_jobs.ask(second, lambda: "asked twice", deadline_seconds=5.0)
-    assert job is not None and job.result() == "of attempt 2"
+    assert job is not None
+    assert job.result() == "of attempt 2"
 
 
 def test_the_answers_for_an_attempt_that_is_over_are_dropped() -> None:

@@ -66,7 +66,9 @@ def test_the_log_of_an_agent_hides_secrets_in_tracebacks_too() -> None:
             "x", logging.ERROR, "p", 1, "got %s", (INHERITED,), (ValueError, error, error.__traceback__)
         )
     text = formatter.format(record)
-    assert text.startswith(f"ERROR got {REDACTED}\nTraceback") and OWN not in text and INHERITED not in text
+    assert text.startswith(f"ERROR got {REDACTED}\nTraceback")
+    assert OWN not in text
+    assert INHERITED not in text
 
 
 # --- starts that fail

@@ -46,19 +46,23 @@ def home(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sink
 def test_one_process_while_a_run_has_sinks_and_none_without(home: SinksHome) -> None:
     agent = home.next_agent()
     home.later(agent)
-    assert not home.started and not agent.is_busy()
+    assert not home.started
+    assert not agent.is_busy()
     home.transition("net-1", None, "running", "", 0)
     agent.poll()
-    assert len(home.started) == 1 and "gputui.reports.export.exporter" in home.started[0].argv
+    assert len(home.started) == 1
+    assert "gputui.reports.export.exporter" in home.started[0].argv
     # A run that begins while the exporter ends is not missed.
     home.transition("net-1", None, "running", "", 0)
     home.later(agent)
     for expected in (2, 2):
-        assert len(home.started) <= expected and agent.is_busy()
+        assert len(home.started) <= expected
+        assert agent.is_busy()
         home.started[-1].end()
         agent.poll()
         home.later(agent)
-    assert len(home.started) == 2 and not agent.is_busy()
+    assert len(home.started) == 2
+    assert not agent.is_busy()
 
 
 def test_what_is_complete_starts_none(home: SinksHome) -> None:
@@ -80,6 +84,8 @@ def test_a_failure_is_told_once_and_does_not_keep_an_agent_that_nobody_needs(hom
         agent.poll()
         is_busy = agent.is_busy()
         home.later(agent)
-    assert not is_busy and len(home.started) == 5
+    assert not is_busy
+    assert len(home.started) == 5
     [(kind, message)] = home.connection.execute("SELECT kind, message FROM events")
-    assert kind == "exporter_failed" and "no room" in message
+    assert kind == "exporter_failed"
+    assert "no room" in message

@@ -49,7 +49,8 @@ def measured(sizes: RunSizes, run_id: str = "a-1") -> int | None:
 
     wait_until(look, what="the end of a look")
     run = get_run(sizes.context.connection, run_id)
-    assert run is not None and sizes.next_at == begin + SIZES_SECONDS
+    assert run is not None
+    assert sizes.next_at == begin + SIZES_SECONDS
     return run.size_bytes
 
 
@@ -96,7 +97,8 @@ def test_the_agent_tells_what_it_dropped_once(workspace: Workspace, connection: 
         "SELECT kind, key, run_id, attempt, message FROM events"
     ).fetchall()
     assert (kind, key, run_id, attempt) == ("log_trimmed", str(path), "job-1", 2)
-    assert "8 MiB" in message and "6 MiB" in message
+    assert "8 MiB" in message
+    assert "6 MiB" in message
 
 
 def test_a_new_agent_does_not_drop_metrics_that_nobody_has_read(
@@ -157,7 +159,9 @@ def test_a_run_is_measured_when_it_is_over(sizes: RunSizes) -> None:
     assert run.size_bytes is None
     mark = runs_mark(context.connection)
     first = measured(sizes)
-    assert first is not None and MIB <= first < 2 * MIB and runs_mark(context.connection) != mark
+    assert first is not None
+    assert MIB <= first < 2 * MIB
+    assert runs_mark(context.connection) != mark
     assert measured(sizes, "b-1") is None
     # The run is resumed, and ends again.
     run = read_runs(context.connection, over_only=True)[0]
@@ -167,7 +171,8 @@ def test_a_run_is_measured_when_it_is_over(sizes: RunSizes) -> None:
     run = next(run for run in read_runs(context.connection) if run.run_id == "a-1")
     repository.move(context.connection, run, RunState.STOPPED, cause="test", now=NOW + 2)
     second = measured(sizes)
-    assert second is not None and second == first + 2 * MIB
+    assert second is not None
+    assert second == first + 2 * MIB
 
 
 def test_what_was_measured_before_a_run_went_on_is_dropped(sizes: RunSizes) -> None:

@@ -17,7 +17,8 @@ def test_readers_find_the_old_content_until_the_end(tmp_path: Path) -> None:
         file.write(b"new")
         file.flush()
         assert path.read_bytes() == b"old"
-    assert path.read_bytes() == b"new" and stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert path.read_bytes() == b"new"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert list(tmp_path.glob("*settings*")) == [path]
 
 
@@ -27,4 +28,5 @@ def test_an_error_leaves_the_old_content(tmp_path: Path) -> None:
     with pytest.raises(KeyError), replaced(path) as file:
         file.write(b"half")
         raise KeyError
-    assert path.read_bytes() == b"old" and list(tmp_path.glob("*settings*")) == [path]
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.glob("*settings*")) == [path]

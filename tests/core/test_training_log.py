@@ -30,12 +30,14 @@ def test_a_line_keeps_the_contract(file: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("RANK", "2")
     log({"loss": 1}, step=8)
     first, second = (parse_line(line) for line in file.read_bytes().splitlines())
-    assert isinstance(first, ParsedLine) and isinstance(second, ParsedLine)
+    assert isinstance(first, ParsedLine)
+    assert isinstance(second, ParsedLine)
     assert (first.step, first.rank, second.rank) == (7, None, 2)
     assert {name: first.values[name] for name in ("loss", "lr", "epoch", "nan")} == {
         "loss": 0.5, "lr": 0.25, "epoch": 3, "nan": "NaN",
     }  # fmt: skip
-    assert first.time is not None and file.stat().st_mode & 0o777 == 0o600
+    assert first.time is not None
+    assert file.stat().st_mode & 0o777 == 0o600
 
 
 def test_threads_do_not_mix_their_lines(file: Path) -> None:

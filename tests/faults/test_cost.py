@@ -24,7 +24,8 @@ def test_an_injected_out_of_memory_error_costs_what_the_metrics_say(machine: Mac
 
     record = machine.json("show", run)
     first, second = record["attempts"]
-    assert first["incident"]["kind"] == "cuda_oom" and second["state"] == "succeeded"
+    assert first["incident"]["kind"] == "cuda_oom"
+    assert second["state"] == "succeeded"
     times = dict(
         machine.rows(
             "SELECT m.attempt * 1000 + m.step, m.at FROM metrics m JOIN metric_sources s USING (source_id) "

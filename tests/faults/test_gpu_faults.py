@@ -78,9 +78,11 @@ def test_a_run_whose_gpu_is_lost_goes_on_with_another(machine: Machine) -> None:
     before, after = machine.json("show", "job-1")["attempts"]
     assert before["incident"]["kind"] == "gpu_lost"
     assert [action["action"] for action in before["decision"]["actions"] if action["applied"]] == ["exclude_gpu"]
-    assert after["gpus"] != before["gpus"] and environment_of(run_dir, 2)["gpus"] == after["gpus"][0]
+    assert after["gpus"] != before["gpus"]
+    assert environment_of(run_dir, 2)["gpus"] == after["gpus"][0]
     lost = gpu(machine, 0)
-    assert lost["state"] == "lost" and lost["quarantine"]["run_id"] == "job-1"
+    assert lost["state"] == "lost"
+    assert lost["quarantine"]["run_id"] == "job-1"
     assert gpu(machine, 1)["quarantine"] is None
     wait_until(lambda: not machine.rows("SELECT * FROM leases"), what="the end of the lease")
 
@@ -104,10 +106,13 @@ def test_a_run_goes_on_with_fewer_gpus_where_its_profile_allows_it(machine: Mach
     (run_dir / "fail").touch()
     machine.wait_for("job-1", "succeeded", timeout=60)
     first, second = machine.json("show", "job-1")["attempts"]
-    assert first["incident"]["kind"] == "ecc" and "XID 95" in first["incident"]["summary"]
-    assert second["gpus"] == [gpu(machine, 0)["uuid"]] and environment_of(run_dir, 2)["gpus"] == second["gpus"][0]
+    assert first["incident"]["kind"] == "ecc"
+    assert "XID 95" in first["incident"]["summary"]
+    assert second["gpus"] == [gpu(machine, 0)["uuid"]]
+    assert environment_of(run_dir, 2)["gpus"] == second["gpus"][0]
     quarantine = gpu(machine, 1)["quarantine"]
-    assert quarantine["run_id"] == "job-1" and mentions(quarantine["reason"], KINDS["ecc"].title)
+    assert quarantine["run_id"] == "job-1"
+    assert mentions(quarantine["reason"], KINDS["ecc"].title)
 
 
 @pytest.mark.long
@@ -123,7 +128,8 @@ def test_a_lost_gpu_is_replaced_before_any_queued_run_starts_and_those_keep_thei
     os.kill(rank, signal.SIGKILL)
     waits = "SELECT 1 FROM runs WHERE run_id = 'job-1' AND attempt = 1 AND state = 'queued' AND waiting_for IS NOT NULL"
     wait_until(lambda: machine.rows(waits), what="the wait for another GPU")
-    assert machine.state("job-1") == "queued" and machine.state("two-1") == machine.state("one-1") == "queued"
+    assert machine.state("job-1") == "queued"
+    assert machine.state("two-1") == machine.state("one-1") == "queued"
     machine.gputui("stop", "holds-1", "--now")
     for name in ("job-1", "two-1", "one-1"):
         machine.wait_for(name, "succeeded", timeout=90)
@@ -148,7 +154,8 @@ def test_a_recovering_run_never_goes_on_with_fewer_gpus_in_silence(machine: Mach
     (waits,) = wait_until(
         lambda: machine.rows("SELECT waiting_for FROM runs WHERE waiting_for LIKE '%missing%'"), what="the reason"
     )
-    assert environment_of(run_dir, 1)["gpus"].split(",")[3] in waits[0] and machine.state("job-1") == "queued"
+    assert environment_of(run_dir, 1)["gpus"].split(",")[3] in waits[0]
+    assert machine.state("job-1") == "queued"
     machine.kill_agent()
     write_scenario(machine, 4)
     machine.gputui("agent", "start")

@@ -143,5 +143,6 @@ def test_a_rank_that_the_kernel_kills_for_memory_goes_on_with_fewer_workers(mach
     assert any("rank 1" in line and "SIGKILL" in line for line in evidence), evidence
     assert [action["action"] for action in first["decision"]["actions"] if action["applied"]] == ["fewer_workers"]
     assert second["params"] == {"meet": "group", "num_workers": 2}
-    assert second["resumed_from"].endswith("step_000010.pt") and second["state"] == "succeeded"
+    assert second["resumed_from"].endswith("step_000010.pt")
+    assert second["state"] == "succeeded"
     assert machine.steps("fills-1") == [(1, step) for step in range(15)] + [(2, step) for step in range(10, 30)]

@@ -102,7 +102,8 @@ def test_another_runs_checkpoints_in_a_fixed_folder_are_left_alone(machine: Mach
     listed = {
         Path(checkpoint["path"]).name: checkpoint for checkpoint in machine.json("show", "trains-2")["checkpoints"]
     }
-    assert listed["checkpoint-40"]["origin"] == "named" and listed["checkpoint-60"]["origin"] == "run"
+    assert listed["checkpoint-40"]["origin"] == "named"
+    assert listed["checkpoint-60"]["origin"] == "run"
 
 
 def test_what_was_poisoned_is_never_gone_on_from(machine: Machine) -> None:
@@ -145,9 +146,11 @@ def test_what_was_poisoned_does_not_come_back_by_a_rotation_of_slots(machine: Ma
     machine.gputui("run", profile)
     machine.wait_for("trains-1", "succeeded")
     first, second, third = attempts_of(machine, "trains-1")
-    assert first["incident"]["kind"] == "nan_loss" and second["incident"]["kind"] == "killed"
+    assert first["incident"]["kind"] == "nan_loss"
+    assert second["incident"]["kind"] == "killed"
     # Attempt 2 goes on from step 10 or 20 and may have saved step 20 anew before it was killed.
-    assert trained(machine, "trains-1") in ([1, 3], [1, 2, 3]) and third["resumed_from"] is not None
+    assert trained(machine, "trains-1") in ([1, 3], [1, 2, 3])
+    assert third["resumed_from"] is not None
     begun = machine.rows("SELECT number, resumed_step FROM attempts WHERE run_id = 'trains-1' ORDER BY number")
     assert [step in (10, 20) for _, step in begun] == [False, True, True]
 

@@ -67,7 +67,8 @@ def test_a_nan_loss_is_noticed_under_its_usual_names_and_its_given_one(machine: 
     for run_id, name in runs.items():
         assert machine.wait_for(run_id, "succeeded", "failed") == "succeeded"
         first, second = machine.json("show", run_id)["attempts"]
-        assert first["incident"]["kind"] == "nan_loss" and name in first["incident"]["summary"]
+        assert first["incident"]["kind"] == "nan_loss"
+        assert name in first["incident"]["summary"]
         assert second["state"] == "succeeded"
     rows = {run["id"]: (run["loss_name"], run["loss"]) for run in machine.json("ps")}
     assert {run_id: rows[run_id] for run_id in runs} == {
@@ -77,7 +78,8 @@ def test_a_nan_loss_is_noticed_under_its_usual_names_and_its_given_one(machine: 
     # A metric whose name is no loss: reported once. When a person names it, the watch of the living attempt uses it.
     assert rows[second_run] == (None, None)
     events = machine.rows("SELECT message FROM events WHERE run_id = ? AND kind = 'loss_unknown'", second_run)
-    assert len(events) == 1 and "critic/v, accuracy" in events[0][0]
+    assert len(events) == 1
+    assert "critic/v, accuracy" in events[0][0]
     machine.gputui("metrics", second_run, "--loss", "critic/v")
     assert machine.wait_for(second_run, "succeeded", "failed") == "succeeded"
     (first, _) = machine.json("show", second_run)["attempts"]

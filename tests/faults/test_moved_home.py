@@ -37,7 +37,8 @@ def test_a_run_goes_on_in_a_moved_home(machine: Machine, tmp_path: Path, text: s
         second = "SELECT step FROM metrics JOIN metric_sources USING (source_id) WHERE run_id = ? AND attempt = 2"
         steps = wait_until(lambda: moved.rows(second, run_id), what="steps of the second attempt")
         places = {path for (path,) in moved.rows("SELECT path FROM metric_sources WHERE run_id = ?", run_id)}
-        assert steps[0] == (0,) and all(path.startswith(str(moved.workspace.state)) for path in places)
+        assert steps[0] == (0,)
+        assert all(path.startswith(str(moved.workspace.state)) for path in places)
     finally:
         moved.gputui("stop", "--now", run_id, code=None)
         moved.gputui("agent", "stop", code=None)

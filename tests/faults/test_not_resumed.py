@@ -18,7 +18,8 @@ def test_a_script_that_ignores_its_checkpoint_is_told_to_have_begun_anew_and_the
     machine.gputui("run", profile, "--set", "fail_at=25", "--wait")
     record = machine.json("show", "steps-1")
     first, second = record["attempts"]
-    assert second["resumed_from"].endswith("step_000020.pt") and second["went_on"] == "beginning"
+    assert second["resumed_from"].endswith("step_000020.pt")
+    assert second["went_on"] == "beginning"
     assert first["incident"]["lost_steps"] == record["cost_of_failures"]["lost_steps"] == 26
     story = " ".join(machine.gputui("explain", "steps-1").split())
     assert mentions(story, "beginning (step 0)", "step_000020.pt")

@@ -84,9 +84,11 @@ def test_orphans_are_listed_and_ended_and_nothing_else_is(machine: Machine, leav
     events = machine.rows("SELECT run_id, attempt, key, message FROM events WHERE kind = 'orphan_killed'")
     assert {(row[0], row[1]) for row in events} == {("steps-1", 1), (None, None)}
     assert {row[2] for row in events} == {str(orphan.pid), str(deaf.pid), str(removed.pid)}
-    assert any("of gone-7 (" in row[3] for row in events) and all("time.sleep(600)" in row[3] for row in events)
+    assert any("of gone-7 (" in row[3] for row in events)
+    assert all("time.sleep(600)" in row[3] for row in events)
     assert elsewhere.poll() is None
-    assert machine.state("alive-1") == "running" and machine.marked("alive-1")
+    assert machine.state("alive-1") == "running"
+    assert machine.marked("alive-1")
     assert "no orphans" in machine.gputui("agent", "orphans", "--kill")
 
 
@@ -135,6 +137,7 @@ def test_what_is_an_orphan() -> None:
 def test_own_ancestors_are_left_out() -> None:
     test_process = identify(os.getpid())
     parent = identify(os.getppid())
-    assert test_process is not None and parent is not None
+    assert test_process is not None
+    assert parent is not None
     listed = [MarkedProcess(identity, "a-1", 1, "") for identity in (test_process, parent)]
     assert without_ancestors([*listed, process("a-1", 1)], os.getpid()) == [process("a-1", 1)]

@@ -226,8 +226,12 @@ def test_planted_secrets_come_out_nowhere(
     # Every kind of output was searched, and the script did get its secrets.
     assert any(name.endswith("gputui.db") for name in outputs)
     assert any("sinks/tensorboard/events" in name for name in outputs)
-    assert any("incidents/1/logs" in name for name in outputs) and requests and outputs["command"]
-    assert b"[redacted]" in outputs["explain blabs-1"] and b"[redacted]" in outputs["webhook"]
+    assert any("incidents/1/logs" in name for name in outputs)
+    assert requests
+    assert outputs["command"]
+    assert b"[redacted]" in outputs["explain blabs-1"]
+    assert b"[redacted]" in outputs["webhook"]
     assert not leaks_in(outputs)
     argv = json.loads((run_dir / "attempts/2/attempt.json").read_text())["argv"]
-    assert PARAMETERS["api_key"] in argv and OPTIONS["--token "] in argv
+    assert PARAMETERS["api_key"] in argv
+    assert OPTIONS["--token "] in argv

@@ -96,7 +96,8 @@ def test_killed_in_the_middle_with_the_agent(machine: Machine) -> None:
     wait_until(lambda: machine.rows(done) == [(5,)], what="all sinks' last lines")
     wait_until(lambda: not [pid for pid in machine.processes() if writes_a_sink(pid)], what="the sinks' end")
     stored = machine.steps("steps-1")
-    assert {attempt for attempt, _ in stored} == {1, 2} and len(stored) == 66
+    assert {attempt for attempt, _ in stored} == {1, 2}
+    assert len(stored) == 66
     assert steps_in(lines) == stored
     with path.open(newline="") as file:
         assert [(int(row["attempt"]), int(row["step"])) for row in csv.DictReader(file)] == stored

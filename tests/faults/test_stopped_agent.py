@@ -29,11 +29,13 @@ def test_every_command_says_so_and_how_to_continue_it(machine: Machine, stopped:
     remedy = f"kill -CONT {stopped.pid}"
     for command in (("ps",), ("show", "steps-1"), ("agent", "status"), ("alerts",)):
         done = machine.call(*command)
-        assert done.returncode == 0 and remedy in done.stderr, (command, done)
+        assert done.returncode == 0, (command, done)
+        assert remedy in done.stderr, (command, done)
     assert remedy in machine.gputui("doctor", code=None)
     for command in (("label", "steps-1", "--note", "seen"), ("run", machine.profile())):
         done = machine.call(*command)
-        assert done.returncode == 4 and remedy in done.stdout + done.stderr, (command, done)
+        assert done.returncode == 4, (command, done)
+        assert remedy in done.stdout + done.stderr, (command, done)
     os.kill(stopped.pid, signal.SIGCONT)
     assert machine.json("label", "steps-1", "--note", "seen")[0]["note"] == "seen"
     assert machine.agent() == stopped

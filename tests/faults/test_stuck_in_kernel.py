@@ -114,7 +114,8 @@ def test_a_run_that_not_even_sigkill_ends_is_over_and_holds_its_gpus_until_the_p
     assert machine.rows("SELECT kind FROM incidents") == [("unkillable",)]
     (process,) = machine.marked("stuck-1")
     # A process that cannot be ended may still use its GPUs, so nobody else gets them.
-    assert is_alive(process) and machine.state("next-1") == "queued"
+    assert is_alive(process)
+    assert machine.state("next-1") == "queued"
     assert not machine.rows("SELECT key FROM events WHERE kind = 'gpus_released'")
     hung.close()
     wait_until(lambda: not is_alive(process), what="the end of the process")

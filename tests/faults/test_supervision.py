@@ -86,7 +86,8 @@ def test_a_crash_is_recovered_from_the_newest_checkpoint(machine: Machine) -> No
     assert machine.steps("steps-1")[26] == (2, 20)
     assert_each_step_once(machine, "steps-1", 50)
     story = " ".join(machine.gputui("explain", "steps-1").split())
-    assert "step_000020.pt" in story and "dog ate" in story
+    assert "step_000020.pt" in story
+    assert "dog ate" in story
 
 
 def test_a_new_agent_adopts_what_the_killed_one_left(machine: Machine) -> None:
@@ -190,7 +191,8 @@ def test_a_second_agent_leaves_at_once_and_record_takes_over(machine: Machine) -
     successor = wait_until(machine.agent, what="the successor")
     assert successor != first
     identity = read_identity(machine.workspace)
-    assert identity is not None and not identity.recording
+    assert identity is not None
+    assert not identity.recording
     assert_each_step_once(machine, "steps-1", machine.finish("steps-1"))
 
 
@@ -263,7 +265,8 @@ def test_a_secret_that_the_script_prints_in_its_last_words_is_not_stored(machine
     )
     machine.gputui("run", profile, "--wait", code=1)
     story = machine.gputui("explain", "leaky-1")
-    assert "refused" in story and "harmless" in story
+    assert "refused" in story
+    assert "harmless" in story
     machine.gputui("agent", "stop")
     files = [path for path in machine.workspace.state.glob("*") if path.is_file()]
     assert any(path.name == "gputui.db" for path in files)

@@ -65,5 +65,6 @@ def test_a_run_that_saves_elsewhere_says_so_once_with_a_pattern_that_would_match
         "SELECT key, attempt, severity, message FROM events WHERE kind = 'checkpoints_unmatched'"
     )
     assert (key, attempt, severity) == ("step_*.ckpt", 1, "warning")
-    assert "checkpoints/step_" in message and "**/step_*.pt " in message
+    assert "checkpoints/step_" in message
+    assert "**/step_*.pt " in message
     assert "**/step_*.pt" in machine.gputui("explain", "steps-1")

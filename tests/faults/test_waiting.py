@@ -70,7 +70,8 @@ def test_a_run_waits_until_its_gpu_has_cooled_down(machine: Machine) -> None:
         lambda: machine.rows("SELECT waiting_for FROM runs WHERE waiting_for LIKE 'waits for GPU 0 to cool%'"),
         what="the wait",
     )
-    assert "to cool to 72 °C (now " in waits[0] and machine.state("job-1") == "recovering"
+    assert "to cool to 72 °C (now " in waits[0]
+    assert machine.state("job-1") == "recovering"
     # The run keeps waiting under the next agent.
     machine.kill_agent()
     machine.gputui("agent", "start")
@@ -80,7 +81,8 @@ def test_a_run_waits_until_its_gpu_has_cooled_down(machine: Machine) -> None:
     first, second = machine.json("show", "job-1")["attempts"]
     assert first["incident"]["kind"] == "user_exception"
     assert [action["action"] for action in first["decision"]["actions"] if action["applied"]] == ["wait_cool"]
-    assert second["gpus"] == first["gpus"] and second["params"] == first["params"]
+    assert second["gpus"] == first["gpus"]
+    assert second["params"] == first["params"]
     assert second["resumed_from"].endswith("step_000010.pt")
     assert ("wait_timed_out",) not in machine.rows("SELECT kind FROM events")
 

@@ -67,7 +67,8 @@ def test_by_default_a_hang_of_real_ranks_is_called_within_half_a_minute(machine:
     assert "deadlock.py" in (folder / "processes.txt").read_text()
     logs = wait_until(lambda: len(paths := list((folder / "logs").glob("rank*-stderr.txt"))) == 2 and paths)
     stacks = [path.read_text() for path in logs]
-    assert len(stacks) == 2 and all("most recent call first" in text and "deadlock.py" in text for text in stacks)
+    assert len(stacks) == 2
+    assert all("most recent call first" in text and "deadlock.py" in text for text in stacks)
 
 
 @pytest.mark.long
@@ -76,7 +77,8 @@ def test_by_default_a_validation_a_start_and_a_checkpoint_of_25_seconds_are_no_h
         machine.gputui("run", ranks(machine, fault=fault, steps=20, seconds=25, hang_after=60))
     for number in (1, 2, 3):
         machine.wait_for(f"ranks-{number}", "succeeded", timeout=170)
-    assert machine.rows("SELECT * FROM incidents") == [] and all(not ends for _, _, ends in observations(machine))
+    assert machine.rows("SELECT * FROM incidents") == []
+    assert all(not ends for _, _, ends in observations(machine))
 
 
 def test_a_loss_that_stays_nan_ends_the_attempt_and_the_next_begins_before_it(machine: Machine) -> None:
@@ -130,7 +132,8 @@ def test_a_hang_of_the_trainer_is_called_long_before_its_own_timeout(machine: Ma
     machine.gputui("run", profile)
     machine.wait_for("digits-1", "succeeded", timeout=300)
     first, second = machine.json("show", "digits-1")["attempts"]
-    assert first["incident"]["kind"] == "hang" and first["last_step"] == 24
+    assert first["incident"]["kind"] == "hang"
+    assert first["last_step"] == 24
     assert Path(second["resumed_from"]).name == "step_00000020.pt"
     stacks = (machine.workspace.run_dir("digits-1") / "incidents" / "1" / "logs").glob("rank1-stderr.txt")
     assert any("faults.py" in path.read_text() for path in stacks)

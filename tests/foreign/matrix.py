@@ -153,7 +153,8 @@ def recovers_from_a_killed_rank(machine: Machine, name: str) -> None:
     assert 1 < first <= last + 15, (first, last)
     incidents = machine.rows("SELECT kind, rank FROM incidents WHERE run_id = ? ORDER BY incident_id", run_id)
     kind, rank = incidents[0]
-    assert kind == "killed" and (row.ranks == 1 or rank == row.ranks - 1), incidents
+    assert kind == "killed", incidents
+    assert row.ranks == 1 or rank == row.ranks - 1, incidents
     nothing_left(machine, run_id)
 
 

@@ -240,6 +240,7 @@ def test_an_old_log_shows_the_metrics(tmp_path: Path) -> None:
     (tmp_path / "old.log").write_text("".join(f"step {step} loss 0.{step}5\n" for step in range(1, 9)))
     result = gputui(tmp_path, "init", "a.py", "--log", "old.log")
     text = (tmp_path / "a.yaml").read_text()
-    assert "8 of 8" in result.stdout and "(?P<loss>" in text
+    assert "8 of 8" in result.stdout
+    assert "(?P<loss>" in text
     assert read_profile(text, tmp_path / "a.yaml").form.metrics.sources[0].source == "auto"
     assert gputui(tmp_path, "check", "./a.yaml", "--log", "old.log").stdout.startswith("old.log: 8 of 8 lines")

@@ -20,7 +20,8 @@ RECIPES = re.findall(r"^# recipe: (.+)$", PAGE.read_text("utf-8"), re.MULTILINE)
 def test_every_recipe_is_a_profile_without_a_flaw(machine: Machine, name: str) -> None:
     spec = resolve(load(machine.folder / prepare(machine, name)))
     results = quick_checks(spec, state=machine.workspace.state)
-    assert spec.metrics and spec.checkpoints is not None
+    assert spec.metrics
+    assert spec.checkpoints is not None
     # These look for their own checkpoint, or at $GPUTUI_CHECKPOINT, which no check can know.
     expected = {"disk"} if spec.checkpoints.resume else {"disk", "resume"}
     assert [result for result in results if result.status in ("fail", "warn") and result.name not in expected] == []

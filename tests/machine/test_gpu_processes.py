@@ -32,7 +32,9 @@ def test_a_reused_pid_is_somebody_else(monkeypatch: pytest.MonkeyPatch) -> None:
     with sleeping() as pid:
         first = reader.identify(pid)
         stat = read_stat(pid)
-        assert first is not None and stat is not None and reader.identify(pid) is first
+        assert first is not None
+        assert stat is not None
+        assert reader.identify(pid) is first
         later = msgspec.structs.replace(stat, start_ticks=stat.start_ticks + 9)
         monkeypatch.setattr(gpu_processes, "read_stat", lambda _: later)
         second = reader.identify(pid)
@@ -50,5 +52,6 @@ def test_a_command_line_is_taken_without_its_secrets() -> None:
     with sleeping("--api-key", "abc", "--hf-token=abc", "https://me:abc@host/", "--lr", "0.1") as pid:
         process = reader.identify(pid)
     hidden = "[redacted]"
-    assert process is not None and process.command is not None
+    assert process is not None
+    assert process.command is not None
     assert process.command.endswith(f"--api-key {hidden} --hf-token={hidden} https://me:{hidden}@host/ --lr 0.1")

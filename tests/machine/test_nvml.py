@@ -97,7 +97,8 @@ def test_an_integrated_gpu_has_the_memory_of_the_host(remote: Begin) -> None:
     samples = source.fast().gpus
     assert [(fact.memory_is_unified, fact.memory_total_bytes) for fact in facts] == [(True, total), (False, None)]
     assert [sample.memory_total_bytes for sample in samples] == [total, None]
-    assert samples[0].memory_used_bytes and samples[1].memory_used_bytes is None
+    assert samples[0].memory_used_bytes
+    assert samples[1].memory_used_bytes is None
 
 
 @table(("function", "fields"), [
@@ -133,7 +134,8 @@ def test_clocks_are_read_at_each_second_tick(remote: Begin, fake_nvml: FakeNvml)
     for _ in range(6):
         before = fake_nvml.calls(source.pid)[function]
         sample = source.fast().gpus[0]
-        assert sample.sm_clock_mhz is not None and sample.throttle_reasons is not None
+        assert sample.sm_clock_mhz is not None
+        assert sample.throttle_reasons is not None
         read.append(fake_nvml.calls(source.pid)[function] - before)
     assert read == [2, 0, 2, 0, 2, 0]
 
@@ -193,7 +195,8 @@ def test_a_lost_gpu_keeps_its_card_and_is_left_alone(remote: Begin, fake_nvml: F
 def test_a_gpu_that_was_lost_before_the_start_has_a_row_and_an_event(remote: Begin, fake_nvml: FakeNvml) -> None:
     source = remote("gpus 3", "lost 1")
     inventory = source.inventory()
-    assert [gpu.index for gpu in inventory.gpus] == [0, 1, 2] and inventory.problem is not None
+    assert [gpu.index for gpu in inventory.gpus] == [0, 1, 2]
+    assert inventory.problem is not None
     missing = inventory.gpus[1].uuid
     assert [sample.state for sample in source.fast().gpus] == ["ok", "lost", "ok"]
     assert [(event.event, event.uuid) for event in source.events()] == [("lost", missing)]
@@ -201,13 +204,15 @@ def test_a_gpu_that_was_lost_before_the_start_has_a_row_and_an_event(remote: Beg
     assert source.events() == [], "it is told once"
     fake_nvml.configure(["gpus 3"])
     inventory = source.inventory()
-    assert [gpu.index for gpu in inventory.gpus] == [0, 1, 2] and inventory.problem is None
+    assert [gpu.index for gpu in inventory.gpus] == [0, 1, 2]
+    assert inventory.problem is None
     assert missing not in {gpu.uuid for gpu in inventory.gpus}
 
 
 def test_a_name_that_is_not_utf8_costs_no_gpu(remote: Begin) -> None:
     first, second = remote("gpus 2", "garbled_name 0").inventory().gpus
-    assert first.name.endswith("NVIDIA") and second.name == "NVIDIA Fake 80GB"
+    assert first.name.endswith("NVIDIA")
+    assert second.name == "NVIDIA Fake 80GB"
 
 
 def test_xids_come_as_events_and_only_new_ones(remote: Begin, fake_nvml: FakeNvml) -> None:

@@ -72,8 +72,10 @@ def test_a_sampler_that_keeps_ending_is_a_problem(tmp_path: Path) -> None:
     problem = wait_until(lambda: client.check(next(clock)) and client.problem)
     assert mentions(problem, "2 times", "status 3", str(tmp_path / "log"))
     script(tmp_path, "exec sleep 100")
-    assert wait_until(lambda: client.check(next(clock)).pid) and client.problem is None
-    assert client.check(next(clock) + 20).state == "silent" and client.problem is None
+    assert wait_until(lambda: client.check(next(clock)).pid)
+    assert client.problem is None
+    assert client.check(next(clock) + 20).state == "silent"
+    assert client.problem is None
     client.close()
 
 

@@ -131,7 +131,8 @@ def test_an_xid_comes_once_for_each_gpu(tmp_path: Path) -> None:
 
 def test_foreign_processes_cannot_be_signalled(tmp_path: Path) -> None:
     source = source_with(tmp_path, "{gpus: 2, foreign: [{gpu: 0, memory: 4GiB, user: bob}]}")
-    assert last(source, 4).memory_used_bytes == 4 * GIB and last(source, 5, 1).memory_used_bytes == 0
+    assert last(source, 4).memory_used_bytes == 4 * GIB
+    assert last(source, 5, 1).memory_used_bytes == 0
     (process,) = source.processes(EPOCH + 5).processes[uuid_of(source)] or ()
     assert (process.user, process.memory_bytes, process.start_ticks) == ("bob", 4 * GIB, None)
 
@@ -152,7 +153,10 @@ def test_trainings_have_waves_pauses_and_steps_of_memory(tmp_path: Path) -> None
         loads = [sample.utilization_percent or 0.0 for sample in samples]
         paused = [load for load, is_pause in zip(loads[60:], pauses[60:], strict=True) if is_pause]
         computing = [load for load, is_pause in zip(loads[60:], pauses[60:], strict=True) if not is_pause]
-        assert min(paused) > 50 and max(paused) < 70 and statistics.mean(computing) > 75 and max(computing) > 90
+        assert min(paused) > 50
+        assert max(paused) < 70
+        assert statistics.mean(computing) > 75
+        assert max(computing) > 90
         powers = [sample.power_watts or 0.0 for sample in samples[60:]]
         assert max(abs(later - earlier) for earlier, later in itertools.pairwise(powers)) < 80
     assert [sample.utilization_percent for sample in first] != [sample.utilization_percent for sample in second]

@@ -182,7 +182,8 @@ def test_a_rewritten_file_is_compared_in_another_thread(home: ReadHome, monkeypa
     write(file, 30)
     home.pump()
     assert home.steps("a") == list(range(31))
-    assert threads and threading.current_thread() not in threads
+    assert threads
+    assert threading.current_thread() not in threads
 
 
 @pytest.mark.parametrize("is_failing", [False, True])
@@ -245,5 +246,6 @@ def test_a_file_system_that_does_not_answer_stops_no_other_run(home: ReadHome, m
     assert threading.current_thread().name not in dead.touched_by
     # The end of the attempt is not kept waiting either.
     report = home.ingest.finish("far")
-    assert not report.more and not report.awaits
+    assert not report.more
+    assert not report.awaits
     dead.answers.set()

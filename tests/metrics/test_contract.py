@@ -84,7 +84,8 @@ def test_steps_and_times(line: bytes, step: int | None, time: float | None) -> N
 )
 def test_broken_lines_have_a_reason(line: bytes, said: str) -> None:
     answer = parse_line(line)
-    assert isinstance(answer, Rejected) and mentions(answer.reason, said)
+    assert isinstance(answer, Rejected)
+    assert mentions(answer.reason, said)
 
 
 @table(
@@ -115,7 +116,9 @@ def test_other_lines() -> None:
     assert row == (4,)
     assert parse_values({"step": 3, "loss": float("nan")})[3] == '{"step":3,"loss":"NaN"}'
     text = excerpt(b"\x00\xff\x1b[31m" + "\u202e".encode() + b"\r\n" + b"x" * 1000)
-    assert text.isprintable() and len(text) == 200 and text.startswith("\\x00\\xff\\x1b[31m\\u202e\\r\\n")
+    assert text.isprintable()
+    assert len(text) == 200
+    assert text.startswith("\\x00\\xff\\x1b[31m\\u202e\\r\\n")
 
 
 @given(lines)
@@ -126,5 +129,6 @@ def test_any_line_has_an_answer_that_sqlite_understands(line: bytes) -> None:
         assert valid == (1,)
         assert json.loads(answer.data, parse_constant=pytest.fail).keys() == answer.values.keys()
     elif answer is not None:
-        assert 0 < len(answer.reason) < 100 and answer.reason.isprintable()
+        assert 0 < len(answer.reason) < 100
+        assert answer.reason.isprintable()
     assert len(excerpt(line)) <= 200

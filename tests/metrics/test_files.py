@@ -174,7 +174,8 @@ def test_a_file_that_may_not_be_read_is_told_of_once(script: Script, monkeypatch
     with monkeypatch.context() as patch:
         patch.setattr(os, "open", refuse)
         notes = [note.message for _ in range(2) for _, note in script.home.ingest.pump().notes]
-    assert len(notes) == 1 and "Permission denied" in notes[0]
+    assert len(notes) == 1
+    assert "Permission denied" in notes[0]
     script.look()
     assert script.steps() == [1]
 

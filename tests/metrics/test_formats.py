@@ -99,7 +99,8 @@ def spec(launcher: str, *patterns: str) -> dict[str, Any]:
 def test_lines(line_format: LineFormat, line: str | bytes, expected: dict[str, Any] | str | None) -> None:
     answer = line_format.parse(line.encode() if isinstance(line, str) else line)
     if isinstance(expected, str):
-        assert isinstance(answer, Rejected) and expected in answer.reason
+        assert isinstance(answer, Rejected)
+        assert expected in answer.reason
     else:
         assert (None if answer is None else values(answer)) == expected
 
@@ -146,7 +147,8 @@ def test_a_line_without_a_step_has_the_one_before() -> None:
     lines.append("Test set: Epoch: 2, Average loss: 0.0700, Accuracy: 0.0100")
     records = [values(patterns.parse(line.encode())) for line in lines]
     assert [line["step"] for line in records] == [64, 128, 192, 192, 256, 320, 384, 384]
-    assert records[3] == {"step": 192, "epoch": 1, "test_loss": 0.0719} and "loss" not in records[-1]
+    assert records[3] == {"step": 192, "epoch": 1, "test_loss": 0.0719}
+    assert "loss" not in records[-1]
     first = OutputPatterns([NANOGPT, EPOCH, r"accuracy (?P<accuracy>\S+)"])
     assert isinstance(first.parse(b"accuracy 0.5"), Rejected)
     assert values(first.parse(b"Epoch 4: val 0.25"))["step"] == 4, "before any step its epoch"
@@ -159,7 +161,8 @@ def test_a_pattern_that_would_take_for_ever_is_cut_short_and_given_up() -> None:
     assert isinstance(patterns.parse(b"step 1 loss 2.5"), ParsedLine)
     endless = b"1" + b"a" * 40 + b"!"
     assert [type(patterns.parse(endless)) for _ in range(MAX_TIMEOUTS)] == [Rejected] * MAX_TIMEOUTS
-    assert patterns.parse(endless) is None and patterns.parse(b"step 2 loss 2.5") is None
+    assert patterns.parse(endless) is None
+    assert patterns.parse(b"step 2 loss 2.5") is None
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
@@ -307,7 +310,9 @@ def test_csv(tmp_path: Path) -> None:
     ]
     assert [attempt for attempt, _ in home.stored()] == [1, 1, 1, 2]
     no_step, short, cut = (reason for _, reason in home.rejected())
-    assert "step" in no_step and mentions(short, "2 cells", "5") and mentions(cut, "cut off", "3 cells", "5")
+    assert "step" in no_step
+    assert mentions(short, "2 cells", "5")
+    assert mentions(cut, "cut off", "3 cells", "5")
 
 
 @pytest.mark.parametrize("header", ["step,lr,loss", "epoch,step,lr,loss"])

@@ -54,7 +54,8 @@ def test_ranks(home: MetricsHome, reader: sqlite3.Connection) -> None:
     ]
     [late] = queries.ranks(reader, RUN, 2)
     # A line without a time is as old as its arrival: else nobody would see that no more come.
-    assert (late.rank, late.step) == (1, 7) and late.at is not None
+    assert (late.rank, late.step) == (1, 7)
+    assert late.at is not None
 
 
 def test_any_name_can_be_asked_for(home: MetricsHome, reader: sqlite3.Connection) -> None:

@@ -188,7 +188,8 @@ def test_results_of_parameters_have_no_step() -> None:
         records = EventRecords(subfolder)
         assert records.scalars(begin) is None
         line = records.scalars(result)
-        assert line is not None and ("step" not in line, line.get("event") == "hparams") == (is_session, is_session)
+        assert line is not None
+        assert ("step" not in line, line.get("event") == "hparams") == (is_session, is_session)
         assert (line["hparam/acc"], line["rank_"]) == (0.75, 1.0)
 
 
@@ -210,7 +211,8 @@ def test_tensorboards_own_folders(tmp_path: Path) -> None:
     assert {"event": "hparams", "hparam/acc": 0.75} in lines
     assert [line for line in lines if "acc/train" in line] == [{"acc/train": step / 2, "step": step} for step in (1, 2)]
     assert [line for line in lines if "acc/val" in line] == [{"acc/val": step / 4, "step": step} for step in (1, 2)]
-    assert {"loss": 0.5, "step": 2} in lines and len(lines) == 7
+    assert {"loss": 0.5, "step": 2} in lines
+    assert len(lines) == 7
 
 
 def test_the_declared_step_of_wandb_counts() -> None:
@@ -229,7 +231,8 @@ def test_the_declared_step_of_wandb_counts() -> None:
     assert [step(8, n=100), step(9, round=1), step(10, n=200), step(11), step(12, n=0.5)] == [100, 100, 200, 200, 200]
     later = HistoryRecords(records.learned)
     line = later.scalars(history(13, 0.5, n=300))
-    assert line is not None and line["step"] == 300
+    assert line is not None
+    assert line["step"] == 300
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
@@ -270,7 +273,8 @@ def test_a_record_that_cannot_be_understood_is_set_aside_alone(home: MetricsHome
         event(1, loss=1.0) + framed(b"\x2a\x7f") + picture + event(3, loss=0.5) + b"\xff" * 40,
     )
     home.pump()
-    assert home.stored() == [(1, 1), (1, 3)] and len(home.rejected()) == 2
+    assert home.stored() == [(1, 1), (1, 3)]
+    assert len(home.rejected()) == 2
     append(file, event(4, loss=1.0))
     home.pump()
     assert home.stored()[2:] == [(1, 4)]
@@ -301,4 +305,5 @@ def test_an_attempt_counts_by_the_loss_of_its_board(home: MetricsHome, tmp_path:
     (attempt,) = read_attempts(home.connection, RUN)
     assert (attempt.first_step, attempt.last_step) == (1, 3)
     line = StepLines(home.connection, RUN).newest(1)
-    assert line is not None and line.step == 3
+    assert line is not None
+    assert line.step == 3

@@ -56,7 +56,8 @@ def test_the_number_that_a_text_begins_with(text: str, number: float | None) -> 
 )  # fmt: skip
 def test_text_that_is_not_finite_has_the_stored_form(text: str, stored: str) -> None:
     answer = parse_line(json.dumps({"step": 1, "loss": text}).encode())
-    assert isinstance(answer, ParsedLine) and json.loads(answer.data)["loss"] == stored
+    assert isinstance(answer, ParsedLine)
+    assert json.loads(answer.data)["loss"] == stored
 
 
 def test_names_of_events_stay_text() -> None:
@@ -78,7 +79,8 @@ def test_a_null_between_measurements_is_no_nan() -> None:
     assert meanings(*every_fifth) == every_fifth
     # Longer than twice the gaps before: the loss has become NaN.
     nulls = meanings(*every_fifth[:31], *[None] * 20)
-    assert nulls[31:39] == [None] * 8 and nulls[39:] == [NULL_NAN] * 12
+    assert nulls[31:39] == [None] * 8
+    assert nulls[39:] == [NULL_NAN] * 12
 
 
 def test_nan_that_passed_does_not_hide_the_next() -> None:
@@ -103,7 +105,8 @@ def test_a_loss_of_text_is_stored_and_judged_as_a_number(home: MetricsHome) -> N
     home.pump()
     lines = StepLines(home.connection, RUN)
     assert latest(home.connection, RUN)["loss"] == 0.125
-    assert unsound_since(lines, 1) is None and last_sound_step(lines, 1) == 8
+    assert unsound_since(lines, 1) is None
+    assert last_sound_step(lines, 1) == 8
 
 
 def test_a_loss_of_unknown_text_is_neither_sound_nor_unsound(home: MetricsHome) -> None:
@@ -124,7 +127,9 @@ def test_a_loss_that_turns_to_null_is_unsound_also_after_the_agent_began_anew(ho
     home.pump()
     lines = StepLines(home.connection, RUN)
     unsound = unsound_since(lines, 1)
-    assert unsound is not None and unsound.step == 5 and last_sound_step(lines, 1) == 4
+    assert unsound is not None
+    assert unsound.step == 5
+    assert last_sound_step(lines, 1) == 4
     assert [row[0] for row in home.connection.execute("SELECT data ->> '$.loss' FROM metrics")][-2:] == [
         NULL_NAN,
         NULL_NAN,

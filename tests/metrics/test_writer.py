@@ -146,12 +146,14 @@ def test_the_report_tells_of_them_once(home: MetricsHome) -> None:
 )
 def test_what_a_person_is_told_of_bad_lines(tmp_path: Path, text: str, said: tuple[str, ...]) -> None:
     home = MetricsHome(tmp_path)
-    assert intake(home.connection, RUN) == Intake() and intake_words(Intake()) is None
+    assert intake(home.connection, RUN) == Intake()
+    assert intake_words(Intake()) is None
     home.begin()
     home.append(text)
     home.pump()
     intake_text = intake_words(intake(home.connection, RUN))
-    assert mentions(intake_text, *said) and len(intake_text or "") < 140
+    assert mentions(intake_text, *said)
+    assert len(intake_text or "") < 140
 
 
 def test_patterns_that_match_nothing(tmp_path: Path) -> None:

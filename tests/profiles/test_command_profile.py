@@ -186,7 +186,9 @@ EXACT = [
 def test_the_command_line_is_as_it_was_typed(scripts: Path, typed: str) -> None:
     arguments = shlex.split(typed)
     spec = resolve(command_profile(arguments, scripts), GpuChoice(inventory=[]))
-    assert spec.typed == tuple(arguments) and spec.profile_path is None and spec.workdir == str(scripts)
+    assert spec.typed == tuple(arguments)
+    assert spec.profile_path is None
+    assert spec.workdir == str(scripts)
     assert list(expand(spec.args or (), as_typed(spec.params, spec.spellings), "/run", "/run/a.pt")) == arguments[1:]
     assert all(
         check.status != "fail" for check in quick_checks(spec, state=scripts, gpus=None) if "place" in check.name
@@ -218,7 +220,8 @@ def test_a_number_has_its_typed_text_until_it_changes(scripts: Path) -> None:
     spec = redact_spec(
         resolve(command_profile(["plain.py", "--lr", "1", "--wd", "1e-4"], scripts), GpuChoice(inventory=[]))
     )
-    assert spec.params["lr"] == 1.0 and spec.spellings == {"lr": "1"}
+    assert spec.params["lr"] == 1.0
+    assert spec.spellings == {"lr": "1"}
     for lr, text in ((1.0, "1"), (0.5, "0.5")):
         launch = build_launch(
             spec, run_dir="/run", attempt=1, params={**spec.params, "lr": lr},
@@ -276,7 +279,9 @@ def test_a_notebook(scripts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (scripts / "bin" / name).write_text("")
         (scripts / "bin" / name).chmod(0o755)
         program = command_profile(["n.ipynb", "-p", "lr", "0.1"], scripts).form.command or []
-        assert program[0] == name and "n.ipynb" in program and any("{run_dir}" in word for word in program)
+        assert program[0] == name
+        assert "n.ipynb" in program
+        assert any("{run_dir}" in word for word in program)
 
 
 def test_a_typed_secret_is_not_stored(scripts: Path) -> None:

@@ -52,7 +52,8 @@ def test_the_json_schema_knows_every_key() -> None:
     text = json.dumps(json_schema())
     assert "Attributes" not in text
     schema = json.loads(text)
-    assert set(schema["properties"]) == set(ProfileForm.model_fields) and schema["additionalProperties"] is False
+    assert set(schema["properties"]) == set(ProfileForm.model_fields)
+    assert schema["additionalProperties"] is False
     assert schema["$schema"].startswith("https://json-schema.org/")
 
 

@@ -80,7 +80,8 @@ class TestGpus:
 
     def test_free_ones_in_order(self) -> None:
         result = check_gpus(self.spec, OF_80_GIB)
-        assert (result.name, result.status) == ("gpus", "pass") and mentions(result.detail, "0–1")
+        assert (result.name, result.status) == ("gpus", "pass")
+        assert mentions(result.detail, "0–1")
         chosen = replace(self.spec, gpus=GpuRequest(2, ("GPU-3", "GPU-1")))
         assert mentions(check_gpus(chosen, OF_80_GIB).detail, "GPUs 1, 3")
         assert [gpu.index for gpu in likely_gpus(chosen, OF_80_GIB)] == [1, 3]
@@ -112,9 +113,11 @@ class TestGpus:
         )
         busy = situation(holders={0: ("vit-1",)}, waiting=waiting)
         busy = replace(busy, promised=busy.promises())
-        assert set(busy.promised.values()) == {"big-1"} and not usable(busy)
+        assert set(busy.promised.values()) == {"big-1"}
+        assert not usable(busy)
         result = check_gpus(self.spec, busy)
-        assert result.status == "warn" and mentions(result.detail, "0 of 2", "1–3", "big-1")
+        assert result.status == "warn"
+        assert mentions(result.detail, "0 of 2", "1–3", "big-1")
         assert likely_gpus(self.spec, busy) == ()
         first = replace(self.spec, priority=1)
         assert [gpu.index for gpu in likely_gpus(first, busy)] == [1, 2]
@@ -179,7 +182,8 @@ def test_memory_expected_from_earlier_runs(runs: list[PastPeak], expected: Expec
 )
 def test_whether_memory_suffices(runs: list[PastPeak], status: str, phrases: tuple[str, ...]) -> None:
     check = check_memory(runs, SPEC, OF_80_GIB)
-    assert check.status == status and mentions(check.detail, *phrases)
+    assert check.status == status
+    assert mentions(check.detail, *phrases)
     assert mentions(check.remedy, "lower batch_size") is (status == "warn")
 
 
@@ -239,7 +243,8 @@ def test_who_is_on_an_occupied_gpu_is_said_and_a_desktop_can_be_accepted() -> No
     assert mentions(waits.detail, "0 of ", "GPU 0", "Xorg", "root", "GPU 3", "vit-1 of alice")
     accepting = replace(SPEC, gpus=GpuRequest(1, beside_desktop=True))
     result = check_gpus(accepting, gpus)
-    assert result.status == "pass" and mentions(result.detail, "GPU 0")
+    assert result.status == "pass"
+    assert mentions(result.detail, "GPU 0")
 
 
 def test_near_ones_are_preferred_but_not_to_healthy_ones() -> None:
@@ -248,12 +253,12 @@ def test_near_ones_are_preferred_but_not_to_healthy_ones() -> None:
         for low in range(4)
         for high in range(low)
     ]
-    assert chosen(OF_80_GIB, 2, memory=None, pairs=pairs) == [1, 3] and chosen(
-        OF_80_GIB, 1, memory=None, pairs=pairs
-    ) == [0]
+    assert chosen(OF_80_GIB, 2, memory=None, pairs=pairs) == [1, 3]
+    assert chosen(OF_80_GIB, 1, memory=None, pairs=pairs) == [0]
     remap = {index: GpuSlowSample(f"GPU-{index}", row_remap_pending=True) for index in range(4)}
     worried = situation(slow={3: remap[3]})
-    assert chosen(worried, 2, memory=None, pairs=pairs) == [0, 1] and chosen(worried, 4, memory=None, pairs=pairs) == [
+    assert chosen(worried, 2, memory=None, pairs=pairs) == [0, 1]
+    assert chosen(worried, 4, memory=None, pairs=pairs) == [
         0,
         1,
         2,

@@ -41,7 +41,8 @@ def parse(default: Scalar, raw: Scalar, **limits: Any) -> Scalar:
 )  # fmt: skip
 def test_text_becomes_the_defaults_kind(default: Scalar, text: str, value: Scalar) -> None:
     parsed = parse(default, text)
-    assert parsed == value and type(parsed) is type(value)
+    assert parsed == value
+    assert type(parsed) is type(value)
 
 
 @table(
@@ -103,7 +104,8 @@ def test_only_a_fraction_is_told_how_a_parameter_takes_any_number(
 def test_what_is_shown_can_be_typed_again(value: bool | int | float | str) -> None:
     """A launch form shows a value as text; reading it back gives the same value of the same type."""
     parsed = parse(value, format_value(value))
-    assert parsed == value and type(parsed) is type(value)
+    assert parsed == value
+    assert type(parsed) is type(value)
 
 
 def test_assignments() -> None:
@@ -121,7 +123,8 @@ def test_everything_wrong_is_said_at_once() -> None:
     with pytest.raises(ParameterError) as caught:
         apply(parameters, {"batch_sise": "64", "lr": "x", "zzz": 1})
     close, wrong, odd = caught.value.problems
-    assert mentions(close, "batch_sise: ", "batch_size?") and mentions(wrong, "lr: ", "number", "'x'")
+    assert mentions(close, "batch_sise: ", "batch_size?")
+    assert mentions(wrong, "lr: ", "number", "'x'")
     assert mentions(odd, "zzz: ", "batch_size, lr")
     with pytest.raises(ParameterError, match="this profile has none"):
         apply({}, {"lr": "1"})

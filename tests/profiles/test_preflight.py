@@ -167,7 +167,8 @@ def test_disk(spec: RunSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert quick(spec, "disk").status == "pass"
     assert quick(replace(spec, disk_bytes=10 * GIB), "disk").status == "pass"
     result = quick(replace(spec, disk_bytes=20 * GIB), "disk")
-    assert result.status == "fail" and mentions(result.detail, "10 GiB free", "/tmp", "20 GiB needed")
+    assert result.status == "fail"
+    assert mentions(result.detail, "10 GiB free", "/tmp", "20 GiB needed")
     monkeypatch.setattr(preflight.shutil, "disk_usage", lambda _: usage(100 * GIB, 100 * GIB, 1000))
     assert quick(spec, "disk").status == "warn"
     monkeypatch.undo()
@@ -209,7 +210,8 @@ class TestProbe:
         """A bare interpreter: -S hides everything that is installed."""
         spec = replace(spec, python=fake_python(tmp_path, f'exec {sys.executable} -I -S "$@"'))
         interpreter, torch = check_interpreter(spec, os.environ)
-        assert (interpreter.status, torch.status) == ("pass", "fail") and mentions(torch.remedy, "pip install torch")
+        assert (interpreter.status, torch.status) == ("pass", "fail")
+        assert mentions(torch.remedy, "pip install torch")
         assert check_interpreter(replace(spec, launcher="python"), os.environ)[1].status == "skip"
 
     def test_modules_are_found_without_being_imported(self, spec: RunSpec, tmp_path: Path) -> None:
@@ -226,7 +228,8 @@ class TestProbe:
     def test_one_that_never_answers_is_ended(self, spec: RunSpec, tmp_path: Path) -> None:
         spec = replace(spec, python=fake_python(tmp_path, f"echo $$ > {tmp_path}/pid; sleep 600 & wait"))
         (result,) = check_interpreter(spec, os.environ, deadline_seconds=0.5)
-        assert result.status == "fail" and result.detail.endswith(" 0.5 s")
+        assert result.status == "fail"
+        assert result.detail.endswith(" 0.5 s")
         pid = int((tmp_path / "pid").read_text())
         wait_until(lambda: not _alive_in_group(pid), what="the end of its whole process group")
 
@@ -243,8 +246,10 @@ def test_what_a_person_reads(spec: RunSpec) -> None:
     rows = {title: rest.strip() for title, _, rest in (line.partition(" ") for line in lines) if title}
     assert (rows["GPUs"], rows["processes"]) == ("0 (GPU-0), 1 (GPU-1)", "2")
     assert mentions(rows["metrics"], "jsonl", "/state/runs/RUN/metrics.jsonl")
-    assert rows["environment"] == "A='b c'" and "HF_TOKEN='[redacted]'" in [line.strip() for line in lines]
-    assert mentions(rows["checkpoints"], "--hub '[redacted]'") and secret not in "\n".join(lines)
+    assert rows["environment"] == "A='b c'"
+    assert "HF_TOKEN='[redacted]'" in [line.strip() for line in lines]
+    assert mentions(rows["checkpoints"], "--hub '[redacted]'")
+    assert secret not in "\n".join(lines)
     assert rows["command"].startswith(f"{sys.executable} -m torch.distributed.run")
     assert launch.env["CUDA_VISIBLE_DEVICES"] == "GPU-0,GPU-1"
     for count, phrase in ((4, "the 4 GPUs"), (0, "no GPU")):
@@ -252,4 +257,5 @@ def test_what_a_person_reads(spec: RunSpec) -> None:
         preview = describe(spec, preview_launch(spec, runs=Path("/state/runs")))
         processes = next(line for line in preview if line.startswith("processes"))
         assert any("CUDA_VISIBLE_DEVICES=<" in line and phrase in line for line in preview)
-        assert mentions(processes, "1") and ("all 4 GPUs" in processes) == bool(count)
+        assert mentions(processes, "1")
+        assert ("all 4 GPUs" in processes) == bool(count)

@@ -85,7 +85,8 @@ def test_a_profile_with_everything() -> None:
     assert (form.requires.gpu_memory, form.requires.disk) == (10 * 2**30, 1_500_000_000)
     assert form.args == ["--batch-size", "{batch_size}", "--lr", "{lr}", "--name", "two words"]
     assert form.env == {"NCCL_DEBUG": "WARN", "V": "1.10", "X": "on", "N": "4"}
-    assert form.checkpoints is not None and form.checkpoints.resume == ["--resume", "{checkpoint}"]
+    assert form.checkpoints is not None
+    assert form.checkpoints.resume == ["--resume", "{checkpoint}"]
     assert (form.recovery, form.grace) == ({"policy": "standard", "max_attempts": 5}, 90)
     assert {name: profile.parameters[name].default for name in ("lr", "note")} == {"lr": 0.1, "note": None}
 
@@ -145,7 +146,8 @@ def test_all_mistakes_at_once_in_the_order_of_the_file() -> None:
 )  # fmt: skip
 def test_odd_values_are_a_mistake_that_never_drives_the_terminal(text: str, word: str) -> None:
     problem = the_problem_of("script: a.py\n" + text.replace("HUGE", "9" * 400))
-    assert word in problem and not {"\x1b", "\x07"} & set(problem)
+    assert word in problem
+    assert not {"\x1b", "\x07"} & set(problem)
 
 
 @given(
@@ -212,9 +214,11 @@ def test_a_list_has_broken_ones_too_and_each_name_once(here: Path, workspace: Wo
     entries = {entry.name: entry for entry in list_profiles(workspace, here)}
     assert "notes" not in entries
     assert (entries["good"].source, entries["good"].path) == ("here", here / "profiles" / "good.yaml")
-    assert entries["broken"].profile is None and "expected text" in str(entries["broken"].error)
+    assert entries["broken"].profile is None
+    assert "expected text" in str(entries["broken"].error)
     shipped = [entry for entry in entries.values() if entry.path.parent == shipped_profiles()]
-    assert len(shipped) > 3 and all(entry.source == "shipped" and entry.profile for entry in shipped)
+    assert len(shipped) > 3
+    assert all(entry.source == "shipped" and entry.profile for entry in shipped)
 
 
 def test_a_folder_with_other_yaml_has_only_its_profiles(tmp_path: Path) -> None:

@@ -86,7 +86,8 @@ recovery: standard
     assert (spec.python, spec.profile_path) == (str(python), str(project / "x.yaml"))
     assert (spec.nproc, spec.gpus, spec.disk_bytes) == (2, GpuRequest(2, (), 10 * 2**30), 20 * 2**30)
     assert spec.params == {"batch_size": 128, "lr": 0.05, "gradient_checkpointing": False}
-    assert spec.checkpoints is not None and spec.checkpoints.resume == ("--resume", "{checkpoint}")
+    assert spec.checkpoints is not None
+    assert spec.checkpoints.resume == ("--resume", "{checkpoint}")
     argv = preview_launch(spec, runs=project).argv
     assert argv[-4:] == ("--batch-size", "128", "--lr", "0.05")
 
@@ -175,7 +176,8 @@ def test_which_interpreter_without_a_key(
     spec = spec_of(project, "script: a.py", environ=absolute)
     assert (spec.python, spec.python_origin) == (str(tmp_path / python), origin)
     check = chosen_interpreter(spec)
-    assert check.status == ("warn" if origin == "gputui" else "pass") and str(spec.python) in check.detail
+    assert check.status == ("warn" if origin == "gputui" else "pass")
+    assert str(spec.python) in check.detail
 
 
 def test_the_trainer_runs_on_the_active_environment_or_on_gputuis_own(project: Path, tmp_path: Path) -> None:
@@ -237,7 +239,8 @@ def test_gpus_that_are_there_and_that_are_not(project: Path) -> None:
     assert (spec.gpus.uuids, spec.visible) == ((UUIDS[3], UUIDS[0]), "index")
     with pytest.raises(ResolveError) as caught:
         spec_of(project, "script: a.py\ngpus: 2", inventory=[])
-    assert mentions(str(caught.value), "gpus: ", "--gpus 0") and caught.value.is_refusal
+    assert mentions(str(caught.value), "gpus: ", "--gpus 0")
+    assert caught.value.is_refusal
     assert spec_of(project, "script: a.py\ngpus: 2", inventory=[], gpus="0").gpus == GpuRequest()
 
 
@@ -268,7 +271,8 @@ def test_gpus_of_the_launching_shell(
 def test_a_gpu_of_the_launching_shell_that_is_not_there(project: Path) -> None:
     with pytest.raises(ResolveError) as caught:
         spec_of(project, "script: a.py", environ={"CUDA_VISIBLE_DEVICES": "7"})
-    assert mentions(str(caught.value), "CUDA_VISIBLE_DEVICES: GPU 7") and caught.value.is_refusal
+    assert mentions(str(caught.value), "CUDA_VISIBLE_DEVICES: GPU 7")
+    assert caught.value.is_refusal
 
 
 @table(
@@ -303,6 +307,7 @@ def test_everything_wrong_at_once(project: Path) -> None:
     with pytest.raises(ResolveError) as caught:
         spec_of(project, "script: a.py\nparams: {lr: 0.1}", overrides={"lrr": "1", "lr": "x"}, gpus="7,")
     unknown, wrong, gpu = caught.value.problems
-    assert mentions(unknown, "lrr: ", "lr?") and mentions(wrong, "lr: ", "number", "'x'")
+    assert mentions(unknown, "lrr: ", "lr?")
+    assert mentions(wrong, "lr: ", "number", "'x'")
     assert mentions(gpu, "--gpus: ", "GPU 7", "0, 1, 2, 3")
     assert not caught.value.is_refusal

@@ -136,7 +136,8 @@ TEXTS = [
 def test_a_text_stays_a_text(text: str) -> None:
     spec = RunSpec(**SCRIPT, **PYTHON, params={"x": text}, args=("--x", "{x}", text), env={"X": text})
     profile = read_profile(saved(spec), Path("/elsewhere/mine.yaml"))
-    assert profile.form.params["x"].default == text and profile.form.env == {"X": text}
+    assert profile.form.params["x"].default == text
+    assert profile.form.env == {"X": text}
     assert profile.form.args == ["--x", "{x}", text]
 
 
@@ -182,7 +183,8 @@ def test_what_recovery_changed_is_only_a_comment(
     params = read_profile(text, Path("/elsewhere/mine.yaml")).form.params
     assert {name: param.default for name, param in params.items()} == requested
     comments = [line for line in text.splitlines() if "ended with" in line]
-    assert len(comments) == remarks and all(f"bs: {ended_with['bs']} (" in line for line in comments)
+    assert len(comments) == remarks
+    assert all(f"bs: {ended_with['bs']} (" in line for line in comments)
 
 
 def test_secrets_and_what_was_learned() -> None:
@@ -199,8 +201,10 @@ def test_secrets_and_what_was_learned() -> None:
     assert (profile.form.env, profile.form.params["key"].default) == ({"A": "1"}, UNDECIDED)
     comments = [line for line in text.splitlines() if line.startswith("#")]
     assert any("env.TOKEN, params.key:" in line for line in comments)
-    assert any("(?P<loss>" in line for line in comments) and any("/w/a.csv" in line for line in comments)
-    assert REDACTED not in text and "\x1b" not in text
+    assert any("(?P<loss>" in line for line in comments)
+    assert any("/w/a.csv" in line for line in comments)
+    assert REDACTED not in text
+    assert "\x1b" not in text
 
 
 SECRETS: list[tuple[dict[str, Any], list[str], str]] = [
@@ -224,7 +228,8 @@ SECRETS: list[tuple[dict[str, Any], list[str], str]] = [
 @table(("fields", "filled", "places"), SECRETS)
 def test_secrets_are_to_be_filled_in(fields: dict[str, Any], filled: list[str], places: str) -> None:
     text = saved(RunSpec(**fields, name="a", launcher="command", workdir="/w", params={"lr": 0.1}))
-    assert REDACTED not in text and f"# {places}: secret" in text
+    assert REDACTED not in text
+    assert f"# {places}: secret" in text
     profile = read_profile(text, Path("/elsewhere/mine.yaml"))
     secrets = {name: "x" for name, param in profile.form.params.items() if param.default == UNDECIDED}
     again = resolve(profile, overrides=secrets, environ={})

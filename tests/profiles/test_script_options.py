@@ -110,7 +110,8 @@ exec(open('configurator.py').read())
 def test_a_way_of_declaring(tmp_path: Path, style: str) -> None:
     options_survey = survey(tmp_path, PARSERS[style])
     options = options_survey.options
-    assert options_survey.style == style and options_survey.is_certain
+    assert options_survey.style == style
+    assert options_survey.is_certain
     assert set(options) - {"sizes"} == {"batch_size", "amp", "data"} | ({"lr"} if style != "globals" else set())
     batch = options["batch_size"]
     amp = options["amp"]
@@ -169,11 +170,13 @@ def test_a_configuration_of_hydra(tmp_path: Path) -> None:
         "import hydra\n@hydra.main(version_base=None, config_path='conf', config_name='config')\ndef f(c): ...\n",
     )
     options = options_survey.options
-    assert options_survey.is_certain and options_survey.style == "hydra"
+    assert options_survey.is_certain
+    assert options_survey.style == "hydra"
     assert {name: option.default for name, option in options.items() if option.is_known} == {
         "model.block.depth": 3, "model.width": 64, "epochs": 5, "inputs.size": 9, "seed": 0, "data.batch_size": 32,
     }  # fmt: skip
-    assert options["data.root"].is_required and not options["model.layers"].is_known
+    assert options["data.root"].is_required
+    assert not options["model.layers"].is_known
 
 
 UNCERTAIN = {
@@ -191,7 +194,8 @@ UNCERTAIN = {
 def test_a_parser_that_is_not_all(tmp_path: Path, case: str) -> None:
     (tmp_path / "beside.py").write_text("import argparse\nargparse.ArgumentParser().add_argument('--x')\n")
     options_survey = survey(tmp_path, f"{UNCERTAIN[case]}p.add_argument('--lr', default=0.1)\n")
-    assert "lr" in options_survey.options and not options_survey.is_certain
+    assert "lr" in options_survey.options
+    assert not options_survey.is_certain
 
 
 MEANINGS: list[tuple[str, str, str | None]] = [
@@ -231,4 +235,5 @@ def test_positional_arguments_and_many_values(tmp_path: Path) -> None:
         "p.add_argument('--set', action='append')\n",
     ).options
     assert options["data"] == Option("", "data", is_required=True)
-    assert options["more"].takes_many and options["set"].takes_many
+    assert options["more"].takes_many
+    assert options["set"].takes_many

@@ -44,9 +44,8 @@ def test_the_trainer_understands_the_command(path: Path) -> None:
     settings = settings_of(spec, dict(spec.params), checkpoint="/r/checkpoints/step_00000040.pt")
     assert settings.resume == "/r/checkpoints/step_00000040.pt"
     assert str(settings.metrics) == "/r/metrics.jsonl"
-    assert spec.checkpoints is not None and str(settings.checkpoint_dir) == spec.checkpoints.directory.format(
-        run_dir="/r"
-    )
+    assert spec.checkpoints is not None
+    assert str(settings.checkpoint_dir) == spec.checkpoints.directory.format(run_dir="/r")
     assert settings.steps == spec.params["steps"]
 
 
@@ -60,7 +59,8 @@ def test_a_smaller_batch_keeps_the_samples_of_a_step_in_every_phase(path: Path) 
     changed = dict(spec.params) | {change.parameter: change.after for change in shrunk.changes}
     before, after = (unfold(settings_of(spec, dict(params))) for params in (spec.params, changed))
     for old, new in zip(before, after, strict=True):
-        assert isinstance(old.batch_size, int) and isinstance(new.batch_size, int)
+        assert isinstance(old.batch_size, int)
+        assert isinstance(new.batch_size, int)
         assert new.batch_size < old.batch_size
         ratio = new.batch_size * new.grad_accum / (old.batch_size * old.grad_accum)
         assert ratio == pytest.approx(1, abs=float(EFFECTIVE_BATCH_TOLERANCE))

@@ -58,7 +58,8 @@ def check_of(spec: RunSpec, state: Path, name: str = "sinks") -> tuple[str, str]
 )
 def test_what_is_wrong_is_said_in_one_line(sinks: str, said: str) -> None:
     text = problem(sinks)
-    assert said in text and len(text.splitlines()) == 1
+    assert said in text
+    assert len(text.splitlines()) == 1
 
 
 def test_places(make: Make, tmp_path: Path) -> None:
@@ -77,17 +78,20 @@ def test_places(make: Make, tmp_path: Path) -> None:
     assert RunSpec.from_json(spec.to_json()) == spec
     assert redact_spec(spec).sinks["mlflow"] == "http://ada:[redacted]@host:5000"
     description = "\n".join(describe(spec, preview_launch(spec, runs=tmp_path)))
-    assert f"sinks        jsonl → {tmp_path}/a/RUN.jsonl" in description and "hunter2" not in description
+    assert f"sinks        jsonl → {tmp_path}/a/RUN.jsonl" in description
+    assert "hunter2" not in description
 
 
 def test_preflight(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert check_of(make("[jsonl, csv]"), tmp_path) == ("pass", "jsonl, csv; None")
     (tmp_path / "file").write_text("")
     status, detail = check_of(make("{csv: 'file/{run_id}.csv'}"), tmp_path)
-    assert status == "fail" and mentions(detail, "csv: ", f"{tmp_path}/file", "not a folder")
+    assert status == "fail"
+    assert mentions(detail, "csv: ", f"{tmp_path}/file", "not a folder")
     assert check_of(make("{csv: 'new/{run_id}-{size}.csv'}"), tmp_path)[0] == "pass"
     status, detail = check_of(make("{csv: '{run_id}-{siz}.csv'}"), tmp_path, "placeholders")
-    assert status == "fail" and mentions(detail, "{siz}", "sinks.csv", "{size}")
+    assert status == "fail"
+    assert mentions(detail, "{siz}", "sinks.csv", "{size}")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     status, detail = check_of(make("tensorboard"), tmp_path)
     assert status == "fail"

@@ -79,7 +79,8 @@ def test_roles_name_other_parameters() -> None:
 def test_values_keep_their_type(before: Scalar, after: Scalar) -> None:
     result = act("shrink_batch", {"batch_size": before, "grad_accum": 3})
     assert isinstance(result, AppliedAction)
-    assert result.changes[0].after == after and type(result.changes[0].after) is type(after)
+    assert result.changes[0].after == after
+    assert type(result.changes[0].after) is type(after)
 
 
 @table(
@@ -129,4 +130,5 @@ def test_what_is_done(name: str, params: dict[str, Scalar], argument: float | No
 def test_every_action_and_kind_has_words_of_its_own() -> None:
     for kinds in (ACTIONS.values(), KINDS.values()):
         titles = [kind.title for kind in kinds]
-        assert len(set(titles)) == len(titles) and not any("_" in title for title in titles)
+        assert len(set(titles)) == len(titles)
+        assert not any("_" in title for title in titles)

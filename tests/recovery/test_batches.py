@@ -81,7 +81,8 @@ def test_the_effective_batch_is_told_of_those_who_share_it(
     scopes: dict[str, Any] = {} if scope is None else {"grad_accum": scope}
     result = shrunk({"batch_size": 16, "grad_accum": 3}, spec(ranks, scopes=scopes))
     assert values(result) == pair
-    assert isinstance(result, AppliedAction) and result.note.endswith(phrase)
+    assert isinstance(result, AppliedAction)
+    assert result.note.endswith(phrase)
 
 
 def test_multiples_are_kept_and_what_is_out_of_tolerance_is_said() -> None:
@@ -89,7 +90,8 @@ def test_multiples_are_kept_and_what_is_out_of_tolerance_is_said() -> None:
     assert values(result) == [8, 15]
     far = shrunk({"batch_size": 24, "grad_accum": 5}, spec(multiples={"batch_size": 16, "grad_accum": 4}))
     assert values(far) == [16, 8]
-    assert isinstance(far, AppliedAction) and "128 instead of 120" in far.note
+    assert isinstance(far, AppliedAction)
+    assert "128 instead of 120" in far.note
     assert isinstance(shrunk({"batch_size": 8, "grad_accum": 5}, spec(multiples={"batch_size": 8})), SkippedAction)
     assert values(shrunk({"batch_size": 32}, spec(multiples={"batch_size": 16}))) == [16]
 
@@ -98,14 +100,16 @@ def test_a_batch_that_the_ranks_share_stays_divisible_by_them() -> None:
     run = spec(4, scopes={"batch_size": "global"})
     result = shrunk({"batch_size": 64, "grad_accum": 1}, run)
     assert values(result) == [32, 2]
-    assert isinstance(result, AppliedAction) and mentions(result.note, 64)
+    assert isinstance(result, AppliedAction)
+    assert mentions(result.note, 64)
     assert fit(Fraction(90), 45, Grain(4, 1)) == Pair(44, 2, is_near=False)
 
 
 def test_fewer_ranks_share_what_more_of_them_shared() -> None:
     run = spec(8, scopes={"gradient_accumulation_steps": "global"})
     changes, text = for_fewer_ranks(run, {"batch_size": 12, "gradient_accumulation_steps": 48}, 8, 6)
-    assert [change.after for change in changes] == [48] and text.endswith("stays 576")
+    assert [change.after for change in changes] == [48]
+    assert text.endswith("stays 576")
     changes, _ = for_fewer_ranks(spec(8), {"batch_size": 12, "gradient_accumulation_steps": 8}, 8, 4)
     assert [change.after for change in changes] == [16]
 
@@ -115,9 +119,11 @@ def test_fewer_ranks_share_what_more_of_them_shared() -> None:
 
 def test_a_change_with_which_the_run_does_not_start_is_taken_back_and_the_next_smaller_batch_tried() -> None:
     plan = planned([LOWERED], TRIED, ASSERTS, step=None)
-    assert plan.verdict == "retry" and plan.params == {"batch_size": 8, "gradient_accumulation_steps": 60}
+    assert plan.verdict == "retry"
+    assert plan.params == {"batch_size": 8, "gradient_accumulation_steps": 60}
     assert [action.name for action in plan.actions] == ["undo", "shrink_batch"]
-    assert plan.delay_seconds == 0.0 and mentions(plan.reason, "batch_size 12 → 9")
+    assert plan.delay_seconds == 0.0
+    assert mentions(plan.reason, "batch_size 12 → 9")
     again = PastDecision(
         2,
         "user_exception",

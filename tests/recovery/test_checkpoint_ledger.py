@@ -96,7 +96,8 @@ def test_what_lay_there_at_the_start_is_nobodys_and_what_appears_in_its_life_is_
     assert {row.name: (row.origin, row.attempt) for row in rows} == {
         "step_90.pt": ("foreign", 0), "step_10.pt": ("run", 1),
     }  # fmt: skip
-    assert usable(rows, ALIVE) == ["step_10.pt"] and "before" in whys(rows, ALIVE)["step_90.pt"]
+    assert usable(rows, ALIVE) == ["step_10.pt"]
+    assert "before" in whys(rows, ALIVE)["step_90.pt"]
     rows = scanned(rows, *(file(row.name) for row in rows), file("later.pt"), attempts=ONE)
     assert "no attempt lived" in whys(rows, ONE)["later.pt"]
 
@@ -116,7 +117,8 @@ def test_the_same_content_is_the_same_checkpoint(what: str) -> None:
     for writer, attempts in ((1, ALIVE), (None, ONE)):
         after = scanned(rows, *SAME[what], attempts=attempts, writer=writer)
         present = {row.content: (row.place, row.attempt, row.step) for row in after if row.gone_at is None}
-        assert present["step_20.pt"] == (1, 1, 20) and present.get("step_40.pt", (2, 1, 40)) == (2, 1, 40)
+        assert present["step_20.pt"] == (1, 1, 20)
+        assert present.get("step_40.pt", (2, 1, 40)) == (2, 1, 40)
         struck = tuple(replace(row, verdict="struck", why="was bad") for row in rows)
         assert usable(scanned(struck, *SAME[what], attempts=attempts, writer=writer), attempts) == []
 
@@ -159,7 +161,8 @@ def test_what_a_rollback_or_a_person_left_may_be_saved_again_with_the_same_conte
         ledger.chosen_by_person(rows, ONE, file("step_10.pt"), 10, 900.0),
     ):
         ledger_rows = ledger.attempt_begins(ledger_rows, ONE, 2, "/c/step_10.pt")
-        assert usable(ledger_rows, attempts) == ["step_10.pt"] and "left" in whys(ledger_rows, attempts)["step_20.pt"]
+        assert usable(ledger_rows, attempts) == ["step_10.pt"]
+        assert "left" in whys(ledger_rows, attempts)["step_20.pt"]
         again = [file("step_10.pt"), file("step_20.pt", stamp="written", at=995.0)]
         after = scanned(ledger_rows, *again, attempts=attempts, writer=2, steps=(18, 22))
         assert usable(after, attempts) == ["step_20.pt", "step_10.pt"]
@@ -207,9 +210,11 @@ def test_what_another_run_may_have_written_is_named_where_nothing_else_is_left()
     rows = scanned((), file("s10.pt"), attempts=ALIVE, writer=1)
     rows = scanned(rows, file("s10.pt"), file("s20.pt"), attempts=ALIVE, writer=1, intruder=lambda _: doubt_text)
     choice = chosen(rows, ONE)
-    assert names(choice) == ["s10"] and choice.doubted is None
+    assert names(choice) == ["s10"]
+    assert choice.doubted is None
     doubt = chosen([row for row in rows if row.name == "s20.pt"], ONE)
-    assert doubt.usable == () and mentions(doubt.doubted or "", "s20.pt", "job-2")
+    assert doubt.usable == ()
+    assert mentions(doubt.doubted or "", "s20.pt", "job-2")
 
 
 @table(("folder", "pattern", "may"), [

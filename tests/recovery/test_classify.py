@@ -82,7 +82,8 @@ def test_the_earliest_of_two_causes_wins(tmp_path: Path) -> None:
         },
     )
     incident = classify(collect(tmp_path, exit=ExitRecord(code=1), ended_at=None))
-    assert incident.rank == 1 and "earlier" in incident.summary
+    assert incident.rank == 1
+    assert "earlier" in incident.summary
 
 
 @table("texts, says, rank", [
@@ -98,7 +99,8 @@ def test_ranks_that_failed_alike_are_told_together(tmp_path: Path, texts: list[s
     logs = {f"ranks/{at}/stderr.log": traceback(text, rank=at) for at, text in enumerate(texts)}
     lay_out(tmp_path, {"output.log": report(dict.fromkeys(range(len(texts)), 1), root=1), **logs})
     incident = classify(collect(tmp_path, exit=ExitRecord(code=1), ended_at=None))
-    assert incident.summary.startswith(says) and incident.rank == rank
+    assert incident.summary.startswith(says)
+    assert incident.rank == rank
     verb = "saw rank 1 fail first" if rank == 1 else "named rank 1 first"
     assert f"torchrun: {verb}, with code 1" in incident.evidence_lines
 
@@ -107,7 +109,8 @@ def test_an_exit_code_is_not_explained_by_what_another_rank_said_of_it(tmp_path:
     logs = {"ranks/0/stderr.log": PEER_LOST.format(rank=0), "ranks/1/stderr.log": ""}
     lay_out(tmp_path, {"output.log": report({0: 1, 1: 3}, root=1), **logs})
     incident = classify(collect(tmp_path, exit=ExitRecord(code=1), ended_at=None, last_step=4))
-    assert incident.rank == 1 and mentions(incident.summary, "rank 1", "code 3")
+    assert incident.rank == 1
+    assert mentions(incident.summary, "rank 1", "code 3")
     logs["ranks/0/stderr.log"] = "fatal: the licence of rank 1 has expired\n"
     lay_out(tmp_path, logs)
     incident = classify(collect(tmp_path, exit=ExitRecord(code=1), ended_at=None, last_step=4))
@@ -200,9 +203,12 @@ def test_exit_code_2_before_the_first_step_is_a_wrong_argument(tmp_path: Path) -
 ])  # fmt: skip
 def test_the_reason_of_a_usage_error_is_the_line_in_its_box(usage: str, reason: str, tmp_path: Path) -> None:
     early = classify(process_ended(tmp_path / "a", usage, {"code": 2}, last_step=None))
-    assert early.kind == "config_error" and reason in early.summary
+    assert early.kind == "config_error"
+    assert reason in early.summary
     late = classify(process_ended(tmp_path / "b", usage, {"code": 3}))
-    assert late.kind == "nonzero_exit" and "──" not in late.summary and "--)" not in late.summary
+    assert late.kind == "nonzero_exit"
+    assert "──" not in late.summary
+    assert "--)" not in late.summary
 
 
 def test_what_was_printed_before_later_steps_is_no_reason(tmp_path: Path) -> None:
@@ -211,7 +217,8 @@ def test_what_was_printed_before_later_steps_is_no_reason(tmp_path: Path) -> Non
     for seconds, is_quoted in ((-0.5, True), (0.5, False), (None, True)):
         later = None if seconds is None else (tail.written_at or 0.0) + seconds
         incident = classify(replace(evidence, last_step_at=later))
-        assert incident.kind == "nonzero_exit" and ("lr" in incident.summary) == is_quoted
+        assert incident.kind == "nonzero_exit"
+        assert ("lr" in incident.summary) == is_quoted
 
 
 def test_an_error_that_was_printed_before_later_steps_is_no_reason(tmp_path: Path) -> None:
@@ -250,7 +257,8 @@ def test_error_files_of_both_formats_are_read(tmp_path: Path) -> None:
         },
     )
     incident = classify(collect(tmp_path, exit=ExitRecord(code=1), ended_at=None))
-    assert (incident.kind, incident.rank) == ("cuda_oom", 1) and "3.00 GiB" in incident.summary
+    assert (incident.kind, incident.rank) == ("cuda_oom", 1)
+    assert "3.00 GiB" in incident.summary
 
 
 # --- what cannot be trusted -------------------------------------------------------------------------------------------
@@ -268,7 +276,9 @@ def test_secrets_in_messages_are_redacted(tmp_path: Path) -> None:
     stderr = traceback(f"ValueError: {'x' * 120} {secret} and https://me:hunter2@host/path", rank=1)
     incident = classify(rank_failed(tmp_path, stderr))
     text = "\n".join((incident.summary, *incident.evidence_lines))
-    assert "hunter2" not in text and "hf_aB3" not in text and "[redacted]" in text
+    assert "hunter2" not in text
+    assert "hf_aB3" not in text
+    assert "[redacted]" in text
 
 
 @table("length, is_whole", [(60, True), (300, True), (900, True), (3000, False)])
@@ -301,8 +311,10 @@ def test_any_text_gives_an_incident_and_never_an_error(
     errors = (ErrorFile(1, output, stderr, 3.0),)
     incident = classify(Evidence(ExitRecord(code=code), launcher, errors=errors, tails=tails))
     assert incident.kind in KINDS
-    assert incident.summary and "\n" not in incident.summary
-    assert len(incident.fingerprint) == 16 and len(incident.evidence_lines) <= 20
+    assert incident.summary
+    assert "\n" not in incident.summary
+    assert len(incident.fingerprint) == 16
+    assert len(incident.evidence_lines) <= 20
 
 
 # --- fingerprints -----------------------------------------------------------------------------------------------------
@@ -333,7 +345,8 @@ def test_what_cannot_be_killed_was_not_stopped(record: ExitRecord, expected: str
 def test_an_end_without_a_word_on_a_full_disk_had_no_room_for_one(tmp_path: Path) -> None:
     full = ExitRecord(code=1, disk_free_bytes=4096)
     incident = classify(collect(tmp_path, exit=full, ended_at=None, launcher="python", last_step=5))
-    assert incident.kind == "disk_full" and "4 KiB" in incident.summary
+    assert incident.kind == "disk_full"
+    assert "4 KiB" in incident.summary
     roomy = ExitRecord(code=1, disk_free_bytes=1 << 30)
     incident = classify(collect(tmp_path, exit=roomy, ended_at=None, launcher="python", last_step=5))
     assert incident.kind == "nonzero_exit"
@@ -382,19 +395,23 @@ def test_recorded_end_is_taken_for_what_it_was(case: Case, tmp_path: Path) -> No
     assert (incident.kind, incident.rank) == (case.kind, case.rank)
     assert incident.step == case.last_step
     assert outcome(evidence, stop_intended=False) == "failed"
-    assert incident.summary and incident.evidence_lines
+    assert incident.summary
+    assert incident.evidence_lines
     assert all(
         "\n" not in line and len(line) <= MAX_LINE_CHARACTERS for line in (incident.summary, *incident.evidence_lines)
     )
     stored = Evidence.from_json(json.loads(json.dumps(evidence.to_json())))
-    assert stored == evidence and classify(stored) == incident
+    assert stored == evidence
+    assert classify(stored) == incident
 
 
 def test_the_rank_that_died_is_named_and_the_other_called_a_consequence(tmp_path: Path) -> None:
     incident = classify(case_of("oom").evidence(tmp_path))
     assert (incident.kind, incident.rank) == ("cuda_oom", 1)
-    assert "2.00 GiB" in incident.summary and "job.py:28 in main" in incident.summary
-    assert incident.witnesses[0] == "exit" and len(incident.witnesses) == len(incident.evidence_lines)
+    assert "2.00 GiB" in incident.summary
+    assert "job.py:28 in main" in incident.summary
+    assert incident.witnesses[0] == "exit"
+    assert len(incident.witnesses) == len(incident.evidence_lines)
     beginnings = (
         "rank 1: torch.OutOfMemoryError:",
         "rank 0, as a consequence: RuntimeError:",
@@ -417,4 +434,5 @@ def test_the_same_trouble_has_the_same_fingerprint_with_or_without_error_files(t
 def test_a_data_loaders_own_exception_is_quoted(tmp_path: Path) -> None:
     incident = classify(case_of("bad_sample").evidence(tmp_path))
     assert (incident.kind, incident.rank) == ("bad_sample", 1)
-    assert mentions(incident.summary, "KeyError: ", "sample 20") and "job.py:55" in incident.summary
+    assert mentions(incident.summary, "KeyError: ", "sample 20")
+    assert "job.py:55" in incident.summary

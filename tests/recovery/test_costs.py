@@ -39,7 +39,8 @@ def test_the_loss_shows_in_the_first_later_attempt_with_a_step() -> None:
     by_attempt = costs_of(
         [FIRST_ATTEMPT, refused, anew], [incident(7, 1), incident(8, 2)], [], Lines(times=TIMES | line(3, 1, 99, 70.0))
     )
-    assert by_attempt[7].lost_steps == 39 and by_attempt[8].lost_steps is None
+    assert by_attempt[7].lost_steps == 39
+    assert by_attempt[8].lost_steps is None
     stop = [decision(8, 2, at=65.0, verdict="stop")]
     by_attempt = costs_of(
         [FIRST_ATTEMPT, refused, anew],

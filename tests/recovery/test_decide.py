@@ -267,7 +267,8 @@ def test_another_remedy_is_tried_when_smaller_batches_made_no_difference() -> No
 
 def test_then_checkpoints_gradients_then_stops() -> None:
     second = plan_for("cuda_oom", history=[retry("cuda_oom", 0, changed=True)], progress=STUCK)
-    assert second.changed == {"gradient_checkpointing": True} and second.rung == 1
+    assert second.changed == {"gradient_checkpointing": True}
+    assert second.rung == 1
     third = plan_for(
         "cuda_oom",
         history=[retry("cuda_oom", 0, changed=True), retry("cuda_oom", 1, attempt=2, changed=True)],
@@ -282,12 +283,14 @@ def test_what_was_tried_is_told_in_words() -> None:
     params = PARAMS | {"batch_size": 1, "gradient_checkpointing": True}
     smaller = PastDecision(1, "cuda_oom", 1, verdict="retry", progressed=False, changed=True, actions=("shrink_batch",))
     plan = plan_for("cuda_oom", history=[smaller], params=params, progress=STUCK)
-    assert plan.because == "exhausted" and mentions(plan.reason, "a smaller batch")
+    assert plan.because == "exhausted"
+    assert mentions(plan.reason, "a smaller batch")
 
 
 def test_progress_climbs_down_again() -> None:
     plan = plan_for("cuda_oom", history=[retry("cuda_oom", 1, changed=True)], progress=AttemptReach(90, 40))
-    assert plan.rung == 0 and "batch_size" in plan.changed
+    assert plan.rung == 0
+    assert "batch_size" in plan.changed
 
 
 def test_progress_of_an_attempt_in_between_counts() -> None:
@@ -297,7 +300,8 @@ def test_progress_of_an_attempt_in_between_counts() -> None:
 
 def test_an_action_without_its_parameter_is_skipped_and_the_ladder_goes_on() -> None:
     plan = plan_for("cuda_oom", params={"gradient_checkpointing": False})
-    assert plan.rung == 1 and plan.changed == {"gradient_checkpointing": True}
+    assert plan.rung == 1
+    assert plan.changed == {"gradient_checkpointing": True}
     assert skipped(plan) == ["shrink_batch"]
     nothing = plan_for("cuda_oom", params={"lr": 0.1})
     assert nothing.verdict == "stop"
@@ -308,7 +312,9 @@ def test_an_action_without_its_parameter_is_skipped_and_the_ladder_goes_on() -> 
 
 def test_a_crash_restarts_unchanged_from_the_newest_checkpoint() -> None:
     plan = plan_for("killed")
-    assert plan.verdict == "retry" and plan.changed == {} and plan.params == PARAMS
+    assert plan.verdict == "retry"
+    assert plan.changed == {}
+    assert plan.params == PARAMS
     assert plan.resume_from == "/c/step_00000040.pt"
     assert 1.5 <= plan.delay_seconds <= 2.0
     assert "waiting 2 s before" in plan.reason
@@ -345,7 +351,8 @@ def test_a_script_that_cannot_parse_uuids_is_told_the_key(
     plan = plan_for(
         kind, run=spec(visible=visible), progress=early, more={"incident": replace(incident(kind), summary=summary)}
     )
-    assert plan.verdict == "stop" and ("visible: index" in plan.reason) is is_advised
+    assert plan.verdict == "stop"
+    assert ("visible: index" in plan.reason) is is_advised
 
 
 def test_a_run_without_metrics_is_past_its_set_up_after_a_minute() -> None:
@@ -381,7 +388,8 @@ def test_a_stop_begins_the_count_anew() -> None:
     history = [retry("killed", 0, attempt=n) for n in range(1, 8)]
     history.append(PastDecision(8, "killed", 2, verdict="stop", progressed=False, changed=False))
     plan = plan_for("killed", history=history, progress=STUCK)
-    assert plan.verdict == "retry" and plan.rung == 0
+    assert plan.verdict == "retry"
+    assert plan.rung == 0
 
 
 def test_three_fruitless_attempts_in_a_row_are_a_crash_loop() -> None:
@@ -396,7 +404,8 @@ def test_waiting_grows_with_fruitless_attempts_and_is_bounded() -> None:
     assert [backoff.delay(n, 0.5) for n in range(5)] == [2, 6, 18, 30, 30]
     assert backoff.delay(10_000, 0.0) == 30
     jittered = Backoff(base_seconds=2, factor=3, max_seconds=30, jitter=0.5)
-    assert jittered.delay(1, 0.0) == 6 and jittered.delay(1, 0.999) == pytest.approx(3, abs=0.01)
+    assert jittered.delay(1, 0.0) == 6
+    assert jittered.delay(1, 0.999) == pytest.approx(3, abs=0.01)
 
 
 # --- where to resume --------------------------------------------------------------------------------------------------
@@ -412,17 +421,22 @@ def test_damaged_checkpoints_are_passed_over_and_named() -> None:
 
 def test_without_a_valid_checkpoint_it_starts_from_the_beginning_and_says_so() -> None:
     plan = plan_for(checkpoints=[checkpoint(60, valid=False, why="is empty")])
-    assert plan.resume_from is None and mentions(plan.reason, "no valid checkpoint")
+    assert plan.resume_from is None
+    assert mentions(plan.reason, "no valid checkpoint")
     unnamed = plan_for(run=spec(checkpoints=None), checkpoints=[])
-    assert unnamed.resume_from is None and "which checkpoint to load" in unnamed.reason
+    assert unnamed.resume_from is None
+    assert "which checkpoint to load" in unnamed.reason
 
 
 def test_what_only_the_target_sees_is_chosen_there() -> None:
     plan = plan_for(more={"checkpoints": None})
-    assert plan.verdict == "retry" and plan.resume_from is None and mentions(plan.reason, "on its target")
+    assert plan.verdict == "retry"
+    assert plan.resume_from is None
+    assert mentions(plan.reason, "on its target")
     again = [retry("nan_loss", 0)]
     plan = plan_for("nan_loss", history=again, progress=STUCK, attempt=2, more={"checkpoints": None})
-    assert plan.verdict == "retry" and skipped(plan) == ["rollback"]
+    assert plan.verdict == "retry"
+    assert skipped(plan) == ["rollback"]
 
 
 def test_rolling_back_goes_one_checkpoint_further_and_tightens_the_clip() -> None:
@@ -433,7 +447,8 @@ def test_rolling_back_goes_one_checkpoint_further_and_tightens_the_clip() -> Non
         progress=STUCK,
         checkpoints=[checkpoint(40), checkpoint(20)],
     )
-    assert plan.resume_from == "/c/step_00000020.pt" and plan.changed == {"grad_clip": 0.5}
+    assert plan.resume_from == "/c/step_00000020.pt"
+    assert plan.changed == {"grad_clip": 0.5}
 
 
 def test_a_script_that_loads_a_later_checkpoint_by_itself_is_not_rolled_back_again() -> None:
@@ -454,7 +469,8 @@ def test_a_rollback_goes_to_older_ones_only() -> None:
 
 def test_checkpoints_that_cannot_be_read_now_are_no_reason_to_begin_anew() -> None:
     plan = plan_for(checkpoints=[], more={"unreadable": "/c: Stale file handle"})
-    assert (plan.verdict, plan.because) == ("stop", "unreadable") and "/c: Stale file handle" in plan.reason
+    assert (plan.verdict, plan.because) == ("stop", "unreadable")
+    assert "/c: Stale file handle" in plan.reason
 
 
 @table(("study_id", "verdict"), [(None, "stop"), ("lr-1", "retry")])
@@ -463,7 +479,8 @@ def test_checkpoints_that_may_be_of_another_run_are_written_over_by_a_trial_alon
 ) -> None:
     doubt = {"doubted": "step_40.pt may be of job-2"}
     plan = plan_for(run=replace(spec(), study_id=study_id), checkpoints=[], more=doubt)
-    assert plan.verdict == verdict and (plan.because == "doubted") is (study_id is None)
+    assert plan.verdict == verdict
+    assert (plan.because == "doubted") is (study_id is None)
 
 
 @table(
@@ -485,9 +502,8 @@ def test_an_exit_code_that_the_policy_names_is_retried_within_its_limits(kind: s
         return plan_for(kind, step=step, history=past, progress=stuck, policy=policy, more={"incident": failed})
 
     allowed = plan(3, 1)
-    assert (allowed.verdict, allowed.changed) == ("retry", {}) and mentions(
-        allowed.reason, "retry_on_exit", "exit code 3"
-    )
+    assert (allowed.verdict, allowed.changed) == ("retry", {})
+    assert mentions(allowed.reason, "retry_on_exit", "exit code 3")
     assert allowed.delay_seconds > 0
     for code in (4, None):
         assert plan(code, 1).verdict == "stop"

@@ -49,7 +49,8 @@ def test_what_an_xid_says() -> None:
 def test_the_rank_and_the_gpu_are_named() -> None:
     (cause,) = observed(seen(95))
     assert (cause.rank, cause.gpu, cause.contained) == (1, "GPU-b", False)
-    assert "XID 95" in cause.text and "GPU 1" in cause.text
+    assert "XID 95" in cause.text
+    assert "GPU 1" in cause.text
 
 
 def test_a_gpu_that_came_back_is_not_lost() -> None:
@@ -73,12 +74,14 @@ def test_counters_are_seen_too() -> None:
         for cause in observed(Sighting(990, "GPU-a", "ecc", 2), Sighting(991, "GPU-b", "remap"))
     ]
     assert [kind for kind, _ in kinds] == ["ecc", "ecc"]
-    assert "2 uncorrectable ECC errors" in kinds[0][1] and "remapped" in kinds[1][1]
+    assert "2 uncorrectable ECC errors" in kinds[0][1]
+    assert "remapped" in kinds[1][1]
 
 
 def test_an_error_that_needs_a_reset_counts_more_than_a_contained_one() -> None:
     (cause,) = observed(seen(94, at=990), seen(95, at=991))
-    assert not cause.contained and "XID 95" in cause.text
+    assert not cause.contained
+    assert "XID 95" in cause.text
     assert observed(seen(94))[0].contained
 
 

@@ -80,7 +80,8 @@ def test_only_what_happened_since_a_person_started_it_counts() -> None:
     # Attempt 2 reached less than attempt 1, but that was before a person took a new start.
     assert [(entry.attempt, entry.progressed) for entry in past] == [(2, True)]
     progress = progress_of(history(attempts, transitions=moves), 2, ended_at=560.0)
-    assert progress.best_step_before is None and progress.made
+    assert progress.best_step_before is None
+    assert progress.made
 
 
 def test_without_steps_a_checkpoint_of_its_own_is_progress() -> None:

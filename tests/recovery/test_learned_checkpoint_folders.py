@@ -54,4 +54,6 @@ def test_a_run_that_names_no_checkpoints_contests_none_of_a_profile(tmp_path: Pa
 
 def test_what_is_looked_for_is_told_without_the_word_of_a_profile() -> None:
     from_pattern, learned = (search(Path("/runs/a"), pattern=pattern).words for pattern in ("step_*.pt", LEARNED))
-    assert mentions(from_pattern, "step_*.pt", "/runs/a") and "/runs/a" in learned and LEARNED not in learned
+    assert mentions(from_pattern, "step_*.pt", "/runs/a")
+    assert "/runs/a" in learned
+    assert LEARNED not in learned

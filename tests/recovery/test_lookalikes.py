@@ -108,7 +108,8 @@ def test_an_import_tried_in_vain_or_a_connection_lost_over_an_error_is_not_the_c
 ) -> None:
     between = "\n[rank1]: During handling of the above exception, another exception occurred:\n\n"
     incident = classify(rank_failed(tmp_path, first + between + then))
-    assert incident.kind == "user_exception" and "KeyError" in incident.summary
+    assert incident.kind == "user_exception"
+    assert "KeyError" in incident.summary
 
 
 def test_a_kill_after_an_oom_of_some_other_process_long_ago_needs_the_counter_to_grow(tmp_path: Path) -> None:
@@ -196,7 +197,8 @@ def test_the_cause_is_what_the_wrapper_started(
 ) -> None:
     incident = classify(process_ended(tmp_path, output, record, launcher=launcher))
     assert (incident.kind, incident.rank) == (kind, rank)
-    assert expected in incident.summary and "--lr" not in incident.summary
+    assert expected in incident.summary
+    assert "--lr" not in incident.summary
 
 
 def test_the_innermost_wrapper_says_how_it_ended() -> None:

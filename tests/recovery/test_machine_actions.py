@@ -60,7 +60,8 @@ def plan(recovery: dict[str, Any], machine: MachineContext, run: RunSpec, incide
 
 def test_a_free_gpu_takes_the_place_of_the_faulty_one() -> None:
     result = act("exclude_gpu", machine=replace(TWO, spares=("GPU-c", "GPU-d")))
-    assert isinstance(result, AppliedAction) and result.changes == ()
+    assert isinstance(result, AppliedAction)
+    assert result.changes == ()
     assert result.effect == Effect(quarantine=("GPU-b",), replacements=("GPU-c",))
 
 
@@ -74,7 +75,8 @@ def test_with_fewer_gpus_the_effective_batch_stays() -> None:
 
 def test_where_others_have_all_other_gpus_it_waits_for_one_of_them() -> None:
     result = act("exclude_gpu", machine=replace(TWO, later=("GPU-c",)))
-    assert isinstance(result, AppliedAction) and result.effect == Effect(quarantine=("GPU-b",))
+    assert isinstance(result, AppliedAction)
+    assert result.effect == Effect(quarantine=("GPU-b",))
     fewer = act("exclude_gpu", spec=spec(min_gpus=1), machine=replace(TWO, later=("GPU-c",)))
     assert fewer.effect == Effect(quarantine=("GPU-b",), gpu_count=1)
 
@@ -118,7 +120,8 @@ def test_pruning_leaves_the_newest_valid_ones() -> None:
         ({"machine": outside}, "the checkpoints lie outside"),
     ):
         result = act("prune_checkpoints", **{"argument": 1.0, **changes})
-        assert isinstance(result, SkippedAction) and result.why.startswith(why)
+        assert isinstance(result, SkippedAction)
+        assert result.why.startswith(why)
 
 
 # --- in a plan -----------------------------------------------------------------------------------------------------
@@ -135,7 +138,8 @@ def test_a_gpu_that_the_run_goes_on_with_is_not_quarantined() -> None:
     plan_of_standard = plan({"policy": "standard"}, TWO, spec(), ecc)
     assert (plan_of_standard.verdict, plan_of_standard.effect) == ("retry", Effect())
     contained = plan({"policy": "standard"}, replace(TWO, spares=("GPU-c",)), spec(), replace(ecc, contained=True))
-    assert contained.effect == Effect() and mentions(contained.reason, "GPU usable")
+    assert contained.effect == Effect()
+    assert mentions(contained.reason, "GPU usable")
 
 
 def test_debugging_is_for_the_next_attempt_only() -> None:
@@ -146,6 +150,7 @@ def test_debugging_is_for_the_next_attempt_only() -> None:
 def test_parameters_for_offloading_and_patience() -> None:
     for name, expected in (("cpu_offload", True), ("longer_timeout", 1200)):
         result = act(name)
-        assert isinstance(result, AppliedAction) and result.changes[0].after == expected
+        assert isinstance(result, AppliedAction)
+        assert result.changes[0].after == expected
         assert isinstance(act(name, params={}), SkippedAction)
     assert isinstance(act("longer_timeout", params={"timeout": "10m"}), SkippedAction)

@@ -24,7 +24,8 @@ def test_what_is_left_out_stays_as_it_is() -> None:
             "ladders": {"cuda_oom": ["shrink_batch", "gradient_checkpointing", "stop"]},
         }
     )
-    assert policy.max_attempts == 5 and policy.max_without_progress == 3
+    assert policy.max_attempts == 5
+    assert policy.max_without_progress == 3
     assert (policy.backoff.base_seconds, policy.backoff.max_seconds, policy.backoff.factor) == (1.0, 60.0, 3.0)
     assert policy.ladder("cuda_oom") == (
         (PolicyAction("shrink_batch"),),

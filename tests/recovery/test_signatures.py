@@ -279,7 +279,9 @@ def test_frames_of_any_form_in_a_json_line_are_read(value: object, tmp_path: Pat
 ])  # fmt: skip
 def test_colours_boxes_and_prefixes_hide_no_exception(output: str, tmp_path: Path) -> None:
     incident = classify(process_ended(tmp_path, f"step 1\n{output}srun: error: exit code 1\n", {"code": 1}))
-    assert incident.kind == "cuda_oom" and "\x1b" not in incident.summary and "2.00 GiB" in incident.summary
+    assert incident.kind == "cuda_oom"
+    assert "\x1b" not in incident.summary
+    assert "2.00 GiB" in incident.summary
 
 
 @table("prefix", ["", "web-1  | ", "2026-11-26 18:00:01 ERROR "])
@@ -292,7 +294,8 @@ def test_colours_boxes_and_prefixes_hide_no_exception(output: str, tmp_path: Pat
 def test_a_traceback_inside_of_a_json_line_is_read(record: dict[str, object], prefix: str, tmp_path: Path) -> None:
     output = f"{prefix}{json.dumps({'event': 'step', 'loss': 1})}\n{prefix}{json.dumps(record)}\n"
     incident = classify(process_ended(tmp_path, output, {"code": 1}))
-    assert incident.kind == "cuda_oom" and mentions(incident.summary, "2.00 GiB", "train.py:88")
+    assert incident.kind == "cuda_oom"
+    assert mentions(incident.summary, "2.00 GiB", "train.py:88")
     of_rank = classify(rank_failed(tmp_path / "rank", "", stdout=output))
     assert (of_rank.kind, of_rank.rank) == ("cuda_oom", 1)
 
@@ -313,8 +316,11 @@ def test_every_kind_has_a_sentence_and_every_signature_a_kind() -> None:
     assert {signature.kind for signature in (*EXCEPTIONS, *LINES)} <= set(KINDS)
     for kind in KINDS.values():
         sentence = kind.says.format(who="rank 1")
-        assert sentence and not sentence.endswith(".") and "{" not in sentence
-        assert kind.help.endswith(".") and kind.title
+        assert sentence
+        assert not sentence.endswith(".")
+        assert "{" not in sentence
+        assert kind.help.endswith(".")
+        assert kind.title
 
 
 def test_a_new_kind_of_incident_answers_every_question() -> None:

@@ -104,7 +104,8 @@ def test_a_run_that_ran_out_of_memory_and_was_brought_back() -> None:
 
 def test_attempts_that_failed_in_the_same_way_are_told_together() -> None:
     sentences = alike_failures(5)
-    assert len(sentences) == 4 and mentions(sentences[1], "step 60", "did 1", "10 steps", "20 s")
+    assert len(sentences) == 4
+    assert mentions(sentences[1], "step 60", "did 1", "10 steps", "20 s")
     assert mentions(
         sentences[2],
         "Attempts 2 to 5",
@@ -114,7 +115,8 @@ def test_attempts_that_failed_in_the_same_way_are_told_together() -> None:
         "30 steps",
         "1 min",
     )
-    assert len(alike_failures(2)) == 4 and alike_failures(2)[2].startswith("Attempt 2 ran on")
+    assert len(alike_failures(2)) == 4
+    assert alike_failures(2)[2].startswith("Attempt 2 ran on")
 
 
 def test_failures_that_differ_or_that_a_person_parted_are_told_apart() -> None:
@@ -157,7 +159,8 @@ def test_what_an_attempt_that_counts_from_the_first_step_did(went_on: Resumption
 def test_an_attempt_that_was_given_nothing_and_went_on_by_itself() -> None:
     again = attempt(2, at=60.0, last=99, first_step=61, state="succeeded", ended_at=181.0)
     sentences = story(run("succeeded"), [FIRST_ATTEMPT, again], [], [], [], now=NOW, went_on={2: "unaided"})
-    assert mentions(sentences[2], "by itself (step 61)", "61 to 99") and "beginning" not in sentences[2]
+    assert mentions(sentences[2], "by itself (step 61)", "61 to 99")
+    assert "beginning" not in sentences[2]
 
 
 @table("started_at, placement, said", [
@@ -172,7 +175,8 @@ def test_where_an_attempt_of_a_target_ran_and_how_long(
 ) -> None:
     placed = attempt(1, at=2.0, last=9, state="succeeded", started_at=started_at, ended_at=52.0, placement=placement)
     sentences = story(run("succeeded", target="lab"), [placed], [], [], [], now=NOW)
-    assert said in sentences[1] and "CPU" not in sentences[1]
+    assert said in sentences[1]
+    assert "CPU" not in sentences[1]
 
 
 def test_a_study_ends_its_trials_as_planned() -> None:
@@ -192,12 +196,10 @@ def test_who_asked_for_a_restart_and_where_a_phase_ended() -> None:
     # A restart whose actor is the agent is told as that of a person without a name.
     moves += [move(90.0, "stopped", "queued", "agent", "restart")]
     sentences = story(run("stopped"), attempts, [], [], moves, now=NOW)
-    assert mentions(sentences[1], "Attempt 1", "phase", "ended") and mentions(
-        sentences[2], "phase", "began", "Attempt 2"
-    )
-    assert mentions(sentences[3], "ann ", "restart", "Attempt 3") and mentions(
-        sentences[4], "A person", "restart", "Attempt 4"
-    )
+    assert mentions(sentences[1], "Attempt 1", "phase", "ended")
+    assert mentions(sentences[2], "phase", "began", "Attempt 2")
+    assert mentions(sentences[3], "ann ", "restart", "Attempt 3")
+    assert mentions(sentences[4], "A person", "restart", "Attempt 4")
 
 
 @table("state, values, sentence", [

@@ -67,8 +67,10 @@ def test_the_commit_and_what_differs_from_it(checkout: Path) -> None:
     (checkout / "train.py").write_text("lr = 0.2\n")
     (checkout / "new.py").write_text("")
     code = read_code(checkout)
-    assert code is not None and code["changed_files"] == 2
-    assert "-lr = 0.1" in code["diff"] and "+lr = 0.2" in code["diff"]
+    assert code is not None
+    assert code["changed_files"] == 2
+    assert "-lr = 0.1" in code["diff"]
+    assert "+lr = 0.2" in code["diff"]
     assert mentions(code_words(code), commit[:8], "main", "2 files")
     assert "diff" not in (without_diff(code) or {"diff": 1})
     git(checkout, "checkout", "-q", "--detach")
@@ -77,8 +79,10 @@ def test_the_commit_and_what_differs_from_it(checkout: Path) -> None:
 
 def test_a_folder_without_git_has_no_code(tmp_path: Path, checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
-    assert read_code(tmp_path) is None and read_code(tmp_path / "none") is None
-    assert code_words(None) is None and without_diff(None) is None
+    assert read_code(tmp_path) is None
+    assert read_code(tmp_path / "none") is None
+    assert code_words(None) is None
+    assert without_diff(None) is None
     monkeypatch.setenv("PATH", str(tmp_path))
     assert read_code(checkout) is None, "no git"
 
@@ -87,7 +91,8 @@ def test_git_compares_what_ran(runs: Path, checkout: Path) -> None:
     before = sorted(path for path in checkout.rglob("*"))
     assert changes(run_code_diff(runs, "x-1", "x-2")) == ["-lr = 0.1", "+lr = 0.2"]
     differences = changes(run_code_diff(runs, "x-2", "x-3"))
-    assert differences[:2] == ["+layers = 2", "-lr = 0.2"] and differences[2].startswith("+lr = 0.3")
+    assert differences[:2] == ["+layers = 2", "-lr = 0.2"]
+    assert differences[2].startswith("+lr = 0.3")
     assert "a-very-secret-value" not in "".join(differences)
     # Nothing is written into the checkout, its index and its objects.
     assert sorted(path for path in checkout.rglob("*")) == before

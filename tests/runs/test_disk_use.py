@@ -23,7 +23,8 @@ def test_a_folder_takes_what_du_says(tmp_path: Path) -> None:
     total = folder_bytes(folder, 60.0)
     of_folder = folder.lstat().st_blocks * 512
     du = subprocess.run(["du", "-s", "-B1", str(folder)], capture_output=True, text=True, check=True)
-    assert total is not None and total + of_folder == int(du.stdout.split()[0])
+    assert total is not None
+    assert total + of_folder == int(du.stdout.split()[0])
     assert 580_000 < total < 1 << 21
     assert sum(path.endswith((".pt", "shared.bin")) for path, _ in sized_entries(folder)) == 3
 

@@ -35,13 +35,15 @@ def test_a_gpu_is_held_by_one_and_all_or_none_are_taken(locks: GpuLocks, shared:
     held_locks = locks.take(["GPU-b"], shared=shared)
     with pytest.raises(GpuHeldError, match="GPU-b is held by another home"):
         locks.take(UUIDS)
-    assert locks.holder("GPU-a") is None and locks.holder("GPU-b") == UNKNOWN_HOLDER
+    assert locks.holder("GPU-a") is None
+    assert locks.holder("GPU-b") == UNKNOWN_HOLDER
     if shared:
         locks.take(["GPU-b"], shared=True).close()
     held_locks.close()
     assert locks.holder("GPU-b") is None
     held_locks = locks.take(UUIDS)
-    assert held_locks.problems == () and len(held_locks.paths) == 2
+    assert held_locks.problems == ()
+    assert len(held_locks.paths) == 2
     assert {Path(path).stat().st_mode & 0o777 for path in held_locks.paths} == {0o600}
     held_locks.close()
     # In a folder that everybody may write to, everybody must be able to lock the file.
@@ -63,7 +65,8 @@ def test_a_lock_says_who_holds_it_while_that_process_lives(locks: GpuLocks) -> N
     ):  # fmt: skip
         locks.path("GPU-a").write_text(json.dumps({**note, **changes}))
         holder = locks.holder("GPU-a")
-        assert mentions(holder, text) and "\x1b" not in (holder or ""), changes
+        assert mentions(holder, text), changes
+        assert "\x1b" not in (holder or ""), changes
     held_locks.close()
     assert locks.holder("GPU-a") is None
 
@@ -73,7 +76,8 @@ def test_what_is_no_lock_file_keeps_nobody_from_a_gpu(locks: GpuLocks) -> None:
     locks.path("GPU-a").symlink_to("elsewhere")
     os.mkfifo(locks.path("GPU-b"))
     held_locks = locks.take(UUIDS)
-    assert held_locks.descriptors == () and len(held_locks.problems) == 2
+    assert held_locks.descriptors == ()
+    assert len(held_locks.problems) == 2
     assert not any(map(locks.holder, UUIDS))
 
 

@@ -42,8 +42,10 @@ def test_a_shell_is_kept_whole_in_the_private_specification_only() -> None:
     shell = capture({"HF_TOKEN": "hf_secret_value", "ODD": "\udcff"})
     spec = RunSpec("job", "command", ("true",), "/", shell=shell)
     again = RunSpec.from_json(json.loads(json.dumps(spec.to_json())))
-    assert again.shell == shell and again.shell.environment["ODD"] == "\udcff"
-    assert redact_spec(spec).shell is None and secrets_of(spec) == {"hf_secret_value"}
+    assert again.shell == shell
+    assert again.shell.environment["ODD"] == "\udcff"
+    assert redact_spec(spec).shell is None
+    assert secrets_of(spec) == {"hf_secret_value"}
     assert RunSpec.from_json({**SPEC.to_json(), "shell": None}).shell is None
     assert shell.limits["NOFILE"] == resource.getrlimit(resource.RLIMIT_NOFILE)
 
@@ -61,7 +63,9 @@ def test_a_run_on_a_target_is_started_again_with_the_variables_of_the_shell_that
     ticket = ticket_to_renew(workspace, "a-2", lambda target: {**target, "time": "2h"})["ticket"]
     _, renewed = read_ticket(workspace, ticket)
     assert renewed.target == {"name": "lab", "kind": "slurm", "time": "2h"}
-    assert renewed.shell is not None and target_spec.shell is not None and renewed.shell.clients is not None
+    assert renewed.shell is not None
+    assert target_spec.shell is not None
+    assert renewed.shell.clients is not None
     assert renewed.shell.clients["SLURM_CONF"] == "/etc/now"
     assert renewed.shell.environment == target_spec.shell.environment
 
@@ -84,7 +88,8 @@ def test_a_command_gets_what_its_launchers_shell_had(attempt: Attempt) -> None: 
         [cpu],
         [321, 321],
     )
-    assert settings["environment"]["FOO"] == "launcher" and "BAR" not in settings["environment"]
+    assert settings["environment"]["FOO"] == "launcher"
+    assert "BAR" not in settings["environment"]
     assert settings["environment"]["GPUTUI_ATTEMPT"] == "1"
     paths = [attempt.folder / name for name in ("started.json", "exit.json", "output.log")]
     assert all(path.stat().st_mode & 0o077 == 0 for path in paths)

@@ -101,15 +101,21 @@ def test_a_report_names_every_failed_rank() -> None:
     assert report.root.traceback is not None
     assert report.root.traceback.splitlines()[-1].startswith("torch.OutOfMemoryError: ")
     assert [(report.rank, report.exit_code) for report in report.others] == [(0, -15)]
-    assert report.signalled == {report.others[0].pid} and report.forced == frozenset() and report.got_signal is None
+    assert report.signalled == {report.others[0].pid}
+    assert report.forced == frozenset()
+    assert report.got_signal is None
     assert report.root.at is not None
-    assert "Root Cause" not in report.rest and "ChildFailedError" in report.rest
+    assert "Root Cause" not in report.rest
+    assert "ChildFailedError" in report.rest
 
 
 def test_a_stop_leaves_no_report() -> None:
     report = single_report(RECORDED["stopped_rank_forced"])
-    assert report.root is None and report.failures == ()
-    assert report.got_signal == 15 and len(report.signalled) == 2 and len(report.forced) == 1
+    assert report.root is None
+    assert report.failures == ()
+    assert report.got_signal == 15
+    assert len(report.signalled) == 2
+    assert len(report.forced) == 1
 
 
 def test_the_reports_of_all_launchers_of_a_command_are_read_with_what_was_printed_before_each() -> None:
@@ -117,9 +123,14 @@ def test_the_reports_of_all_launchers_of_a_command_are_read_with_what_was_printe
         "stage 1\n" + report({0: 1}, root=0) + "stage 2\n" + report({0: -15, 1: -9}, root=1) + "make: *** [t] Error 1\n"
     )
     first, second, behind = parse_reports(text)
-    assert first.root is not None and first.root.rank == 0 and first.rest.startswith("stage 1\n")
-    assert second.root is not None and second.root.exit_code == -9 and second.rest.startswith("stage 2\n")
-    assert behind.root is None and behind.rest == "make: *** [t] Error 1\n"
+    assert first.root is not None
+    assert first.root.rank == 0
+    assert first.rest.startswith("stage 1\n")
+    assert second.root is not None
+    assert second.root.exit_code == -9
+    assert second.rest.startswith("stage 2\n")
+    assert behind.root is None
+    assert behind.rest == "make: *** [t] Error 1\n"
 
 
 @table("line, rank, code", [
@@ -130,7 +141,8 @@ def test_the_reports_of_all_launchers_of_a_command_are_read_with_what_was_printe
 ])  # fmt: skip
 def test_other_launchers_name_the_rank_that_ended_first(line: str, rank: int, code: int) -> None:
     (launcher_report,) = parse_reports(f"step 1\n{line}\n")
-    assert launcher_report.root is not None and (launcher_report.root.rank, launcher_report.root.exit_code) == (
+    assert launcher_report.root is not None
+    assert (launcher_report.root.rank, launcher_report.root.exit_code) == (
         rank,
         code,
     )
@@ -156,7 +168,9 @@ def test_a_chain_is_read_from_the_first_cause_to_the_last_exception() -> None:
 def test_prefixes_of_ranks_and_of_torchrun_are_taken_off() -> None:
     text = "".join(f"[default1]:{line}\n" for line in traceback("ValueError: b", rank=1).splitlines())
     chain = last_chain(text)
-    assert chain is not None and chain.ranked and chain.raised[-1].text == "ValueError: b"
+    assert chain is not None
+    assert chain.ranked
+    assert chain.raised[-1].text == "ValueError: b"
 
 
 def test_frames_of_libraries_are_passed_over() -> None:
@@ -167,7 +181,8 @@ def test_frames_of_libraries_are_passed_over() -> None:
         "RuntimeError: element 0 of tensors does not require grad\n"
     )
     chain = last_chain(text)
-    assert chain is not None and chain.raised[-1].where == "train.py:12 in fit"
+    assert chain is not None
+    assert chain.raised[-1].where == "train.py:12 in fit"
     assert chain.raised[-1].path[-1] == "torch/_tensor.py in backward"
 
 

@@ -68,7 +68,8 @@ def test_the_tail_begins_with_a_whole_line(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_text("".join(f"line {number}\n" for number in range(1000)))
     tail = tail_text(path, 100)
-    assert tail.splitlines()[0].startswith("line ") and tail.endswith("line 999\n")
+    assert tail.splitlines()[0].startswith("line ")
+    assert tail.endswith("line 999\n")
     assert 80 <= len(tail) <= 100
     assert tail_text(path, 10**6) == path.read_text()
 
@@ -91,13 +92,16 @@ def test_windows_cover_every_byte_once(tmp_path_factory: pytest.TempPathFactory,
     offset = 0
     while True:
         window = read_window(path, offset, size)
-        assert window.start == offset and window.end - window.start <= size
+        assert window.start == offset
+        assert window.end - window.start <= size
         if window.end == offset:
             break
         offset = window.end
     rest = data[offset:]
     # Only the beginning of one line may remain unread.
-    assert b"\n" not in rest and b"\r" not in rest and len(rest) < size
+    assert b"\n" not in rest
+    assert b"\r" not in rest
+    assert len(rest) < size
 
 
 @table("pieces, lines, begun", [

@@ -110,7 +110,8 @@ def test_processes_without_environment_are_found_when_the_shim_is_gone(attempt: 
     wait_until(lambda: len(by_pid(run_dir)) == 2, what="the end of the launcher")
     ranks = by_pid(run_dir)
     assert [(ranks[pid].rank, ranks[pid].local_world_size) for pid in pids] == [(0, 2), (1, 2)]
-    assert processes_of(run_dir) == list(ranks.values()) and processes_of(run_dir, 2) == []
+    assert processes_of(run_dir) == list(ranks.values())
+    assert processes_of(run_dir, 2) == []
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
 
@@ -125,12 +126,17 @@ def test_loader_workers_of_a_run_are_found_and_strangers_are_not(
     first_line(stranger)
     table = ProcessTable(tmp_path)
     processes = table.read([])
-    assert {rank.pid, worker} <= processes.keys() and stranger.pid not in processes and os.getpid() not in processes
+    assert {rank.pid, worker} <= processes.keys()
+    assert stranger.pid not in processes
+    assert os.getpid() not in processes
     assert (processes[worker].run_id, processes[worker].rank, processes[worker].parent_pid) == ("demo-1", 3, rank.pid)
-    assert processes[rank.pid].command is not None and sys.executable in processes[rank.pid].command
-    assert (processes[rank.pid].memory_bytes or 0) > 0 and processes[rank.pid].start_ticks == ticks(rank.pid)
+    assert processes[rank.pid].command is not None
+    assert sys.executable in processes[rank.pid].command
+    assert (processes[rank.pid].memory_bytes or 0) > 0
+    assert processes[rank.pid].start_ticks == ticks(rank.pid)
     process = table.read([stranger.pid])[stranger.pid]
-    assert process.run_id is None and process.user is not None
+    assert process.run_id is None
+    assert process.user is not None
 
 
 def test_a_signal_reaches_the_very_process(start: Callable[..., subprocess.Popen[str]]) -> None:
@@ -166,4 +172,6 @@ def test_no_signal_to_what_cannot_be_told_for_sure(
     with pytest.raises(SignalRefusedError, match="another user's"):
         send_checked_signal(child.pid, began, signal.SIGKILL)
     monkeypatch.undo()
-    assert child.poll() is None and (stat := read_stat(child.pid)) is not None and not stat.is_dead
+    assert child.poll() is None
+    assert (stat := read_stat(child.pid)) is not None
+    assert not stat.is_dead

@@ -99,21 +99,26 @@ def test_a_run_without_gpus_starts_at_once() -> None:
 def test_runs_without_gpus_start_while_there_is_room_for_their_ranks() -> None:
     outcomes = schedule([run(f"r{i}") for i in range(1000)], gpus(1), cpu_limit=16, cpu_running=4)
     assert [isinstance(outcome, Start) for outcome in outcomes] == [True] * 12 + [False] * 988
-    assert isinstance(outcomes[-1], Wait) and mentions(outcomes[-1].reason, "16 ranks")
+    assert isinstance(outcomes[-1], Wait)
+    assert mentions(outcomes[-1].reason, "16 ranks")
 
 
 def test_two_runs_never_share_a_gpu() -> None:
     first, second, third = schedule([run("a", 2), run("b", 2), run("c", 1)], gpus(4))
-    assert isinstance(first, Start) and isinstance(second, Start) and isinstance(third, Wait)
+    assert isinstance(first, Start)
+    assert isinstance(second, Start)
+    assert isinstance(third, Wait)
     assert not set(first.uuids) & set(second.uuids)
 
 
 def test_a_large_run_is_not_starved_by_small_ones() -> None:
     occupied = GpuAvailability("g0", 0, holders=("other-1",), free_bytes=80 << 30)
     large, small = schedule([run("large", 4), run("small", 1)], gpus(4, g0=occupied))
-    assert isinstance(large, Wait) and isinstance(small, Wait)
+    assert isinstance(large, Wait)
+    assert isinstance(small, Wait)
     assert mentions(large.reason, "3 of 4", "GPU 0", "other-1")
-    assert mentions(small.reason, "0 of 1", "1–3", "large") and large.promised >= {"g1", "g2", "g3"}
+    assert mentions(small.reason, "0 of 1", "1–3", "large")
+    assert large.promised >= {"g1", "g2", "g3"}
 
 
 @pytest.mark.parametrize("not_before", [0.0, None])
@@ -125,15 +130,20 @@ def test_a_run_does_not_wait_for_gpus_whose_holder_waits_for_it(not_before: floa
     large = run("large", 4)
     back = run("own", 1, not_before=not_before)
     starts, waits = schedule([large, back], gpus(4, g0=leased))
-    assert starts == Start(back, ("g0",)) and isinstance(waits, Wait) and waits.run == large
+    assert starts == Start(back, ("g0",))
+    assert isinstance(waits, Wait)
+    assert waits.run == large
     starts, waits = schedule([run("large", 3), run("own", 2)], gpus(4, g0=leased, g1=lost))
-    assert isinstance(starts, Start) and starts.uuids == ("g0", "g2") and isinstance(waits, Wait)
+    assert isinstance(starts, Start)
+    assert starts.uuids == ("g0", "g2")
+    assert isinstance(waits, Wait)
 
 
 def test_a_run_that_can_never_start_holds_back_nobody() -> None:
     lost = GpuAvailability("g0", 0, blocked_by="is lost", out_of_service=True)
     large, small = schedule([run("large", 4), run("small", 1)], gpus(4, g0=lost))
-    assert isinstance(large, Wait) and "GPU 0 lost" in large.reason
+    assert isinstance(large, Wait)
+    assert "GPU 0 lost" in large.reason
     assert small == Start(run("small", 1), ("g1",))
 
 
@@ -141,7 +151,8 @@ def test_a_paused_queue_starts_nothing_but_what_goes_on_after_an_incident() -> N
     recovering = run("r", 1, not_before=5.0)
     outcomes = schedule([run("cpu"), run("a", 1), recovering], gpus(1), paused=True)
     assert [type(outcome) for outcome in outcomes] == [Wait, Wait, Start]
-    assert isinstance(outcomes[0], Wait) and "paused" in outcomes[0].reason
+    assert isinstance(outcomes[0], Wait)
+    assert "paused" in outcomes[0].reason
     assert outcomes[2] == Start(recovering, ("g0",))
 
 
@@ -167,13 +178,16 @@ def test_a_run_that_names_its_gpus_waits_for_them() -> None:
     lost = GpuAvailability("g1", 1, ("a",), "is lost", out_of_service=True)
     machine = gpus(8, g0=GpuAvailability("g0", 0, ("a",)), g1=lost)
     (outcome,) = schedule([run("a", 2, uuids=("g0", "g1"), not_before=5.0)], machine)
-    assert isinstance(outcome, Wait) and outcome.in_service == 1 and "GPU 1 lost" in outcome.reason
+    assert isinstance(outcome, Wait)
+    assert outcome.in_service == 1
+    assert "GPU 1 lost" in outcome.reason
 
 
 def test_a_recovering_run_waits_for_its_own_gpus_to_settle_rather_than_move() -> None:
     settling = GpuAvailability("g0", 0, ("a",), "has not been read yet", is_settling=True)
     first, second = schedule([run("a", 1, not_before=5.0), run("b", 1)], gpus(2, g0=settling))
-    assert isinstance(first, Wait) and first.in_service is None
+    assert isinstance(first, Wait)
+    assert first.in_service is None
     assert second == Start(run("b", 1), ("g1",))
 
 
@@ -184,7 +198,8 @@ def test_a_trial_shares_the_gpu_of_its_study_up_to_the_limit() -> None:
         assert (outcome.uuids if isinstance(outcome, Start) else None) == start
     for share in (1.0, 0.25):
         (outcome,) = schedule([run("hand", 1, share=share)], places, share_of=lambda _run, _gpu: 9)
-        assert isinstance(outcome, Wait) and mentions(outcome.reason, "GPU 2 ", "2 trials")
+        assert isinstance(outcome, Wait)
+        assert mentions(outcome.reason, "GPU 2 ", "2 trials")
 
 
 @table(

@@ -62,7 +62,9 @@ def test_a_filter_chooses_what_has_all_of_it(only: RunFilter, run: Run, is_chose
 
 
 def test_only_a_filter_that_says_something_is_one() -> None:
-    assert not RunFilter() and RunFilter(older_seconds=0.0) and RunFilter(tags=("a",))
+    assert not RunFilter()
+    assert RunFilter(older_seconds=0.0)
+    assert RunFilter(tags=("a",))
 
 
 def test_a_clock_that_was_set_back_makes_no_negative_age() -> None:
@@ -104,4 +106,5 @@ def test_each_run_that_a_resume_leaves_out_has_a_reason_of_its_own() -> None:
         replace(ENDED, spec_json="{"),
     ]  # fmt: skip
     reasons = {REFUSALS["resume"](run) for run in runs}
-    assert len(reasons) == len(runs) and None not in reasons
+    assert len(reasons) == len(runs)
+    assert None not in reasons

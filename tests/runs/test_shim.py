@@ -194,7 +194,8 @@ def test_a_death_by_signal_is_told_apart(attempt: Attempt) -> None:
 def test_a_command_that_cannot_start_is_said(attempt: Attempt) -> None:
     attempt.start("", argv=["/does/not/exist"])
     ended = attempt.ended()
-    assert ended["code"] is None and ended["ran_seconds"] is None
+    assert ended["code"] is None
+    assert ended["ran_seconds"] is None
     assert "No such file" in ended["error"]
     assert "/does/not/exist" in ended["error"]
 
@@ -431,7 +432,8 @@ def test_the_end_of_a_run_starts_an_agent_where_none_lives(attempt: Attempt) -> 
     environment = wait_until(
         lambda: path.read_text() if (path := attempt.folder / "agent-ran").exists() else None, what="the agent"
     )
-    assert "PATH" in environment and "GPUTUI_RUN_DIR" not in environment
+    assert "PATH" in environment
+    assert "GPUTUI_RUN_DIR" not in environment
 
 
 def test_no_agent_is_started_where_one_was_stopped_on_purpose(attempt: Attempt) -> None:

@@ -44,7 +44,8 @@ def test_acknowledging_keeps_who_was_first(store: sqlite3.Connection) -> None:
     alerts.acknowledge(store, number, now=110.0, actor="me")
     alerts.acknowledge(store, number, now=120.0, actor="you")
     alert = alerts.one(store, number)
-    assert alert is not None and (alert.acknowledged_by, alert.acknowledged_at) == ("me", 110.0)
+    assert alert is not None
+    assert (alert.acknowledged_by, alert.acknowledged_at) == ("me", 110.0)
     assert not alert.is_news(130.0)
 
 

@@ -55,8 +55,10 @@ def test_runs_are_those_of_the_commands(home: Home, folder: Path) -> None:
     assert [attempt.incident for attempt in run.attempts] == [
         attempt["incident"] and attempt["incident"]["kind"] for attempt in record["attempts"]
     ]
-    assert run.attempts[1].exit_signal == 9 and run.attempts[1].decision == record["attempts"][1]["decision"]["reason"]
-    assert run.created_at.tzinfo is UTC and run.ended_at is None
+    assert run.attempts[1].exit_signal == 9
+    assert run.attempts[1].decision == record["attempts"][1]["decision"]["reason"]
+    assert run.created_at.tzinfo is UTC
+    assert run.ended_at is None
 
 
 def test_metrics_are_those_of_the_command(home: Home, folder: Path) -> None:
@@ -69,7 +71,8 @@ def test_metrics_are_those_of_the_command(home: Home, folder: Path) -> None:
         }
         assert len(points) == len(printed)
     repeated = {(point.attempt, point.step) for point in api.metrics(RUN, "loss", home=folder) if point.repeated}
-    assert repeated and all(step >= {1: 4000, 2: 8000}[attempt] for attempt, step in repeated if step is not None)
+    assert repeated
+    assert all(step >= {1: 4000, 2: 8000}[attempt] for attempt, step in repeated if step is not None)
 
 
 def test_values_that_are_no_finite_numbers(tmp_path: Path) -> None:
@@ -79,8 +82,10 @@ def test_values_that_are_no_finite_numbers(tmp_path: Path) -> None:
     home.metrics("odd-1", 1, [{"step": 1, "loss": float("nan")}, {"step": 2, "loss": float("inf"), "rank": 3}])
     home.close()
     first, second = api.metrics("odd-1", home=tmp_path)
-    assert first.value != first.value and first.rank is None
-    assert second.value == float("inf") and second.rank == 3
+    assert first.value != first.value
+    assert first.rank is None
+    assert second.value == float("inf")
+    assert second.rank == 3
 
 
 def test_gpus_now_and_since(home: Home, folder: Path) -> None:
@@ -89,7 +94,8 @@ def test_gpus_now_and_since(home: Home, folder: Path) -> None:
     assert {gpu.run for gpu in newest} >= {RUN, None}
     since = datetime.fromtimestamp(NOW - 600, UTC)
     points = api.gpus(since, home=folder)
-    assert points and all(point.time is not None and point.time >= since for point in points)
+    assert points
+    assert all(point.time is not None and point.time >= since for point in points)
     assert len(api.gpus(timedelta(days=36500), home=folder)) > len(points)
 
 
@@ -109,7 +115,8 @@ def test_tables_become_frames(folder: Path) -> None:
     for table in (api.runs(home=folder), api.metrics(RUN, home=folder), api.gpus(timedelta(days=36500), home=folder)):
         assert len(table) == len(table.to_pandas()) == len(table.to_polars())
     frame = api.metrics(RUN, "loss", home=folder).to_pandas()
-    assert str(frame["time"].dtype).endswith("UTC]") and frame["value"].dtype == "float64"
+    assert str(frame["time"].dtype).endswith("UTC]")
+    assert frame["value"].dtype == "float64"
     assert next(iter(api.runs(state="stopping", home=folder).to_pandas())) == "id"
 
 

@@ -38,7 +38,8 @@ VERSION_AND_DIGEST = (53, "ed1f830ea4e6b859")
 def test_locks_are_known_by_their_code(code: int) -> None:
     error = sqlite3.OperationalError("locking protocol")
     error.sqlite_errorcode = code
-    assert is_locked(error) and is_locked(StoreLockedError("another program"))
+    assert is_locked(error)
+    assert is_locked(StoreLockedError("another program"))
 
 
 def test_a_held_database_is_locked_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,7 +90,8 @@ def test_the_questions_of_the_page_have_answers(workspace: Workspace) -> None:
             assert connection.execute(question).fetchall() == []
         names = {row[0] for row in connection.execute("SELECT name FROM sqlite_master")}
     assert len(questions) >= 3
-    assert names_on_page >= {"gpu_hours", "runs", "metric_points"} and names_on_page <= names
+    assert names_on_page >= {"gpu_hours", "runs", "metric_points"}
+    assert names_on_page <= names
 
 
 def test_freed_pages_of_a_new_database_can_be_given_back(workspace: Workspace) -> None:
@@ -127,7 +129,8 @@ def test_every_sampled_column_reaches_the_readers_of_the_screen(workspace: Works
             rows[series.table] = row
         [gpu] = read_gpus(connection, 5.0, 5.0)
         host = read_host(connection)
-    assert host is not None and asdict(host) == rows["host_samples"]
+    assert host is not None
+    assert asdict(host) == rows["host_samples"]
     assert {"at": 5, **{name: getattr(gpu.slow, name) for name in SLOW.columns}} == rows["gpu_slow_samples"]
     sampled = rows["gpu_samples"] | {"throttle_reasons": ("hot",)}
     assert {name: getattr(gpu, name, None) for name in sampled} == sampled

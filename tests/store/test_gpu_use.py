@@ -100,11 +100,13 @@ def test_samples_of_its_own_gpus_while_it_had_them(gpus: Home) -> None:
         gpus.sample(1, at=BASE + at, utilization=1)
     gpus.sample(0, at=BASE + 15, utilization=None, power=None, memory_gib=None, state="error")
     counts = gpu_counts(gpus.connection, [Stay(uuid(0), BASE + 10, BASE + 30), Stay("GPU-gone", 0.0, BASE)])
-    assert counts.utilization_percent == {90.0: 2} and counts.power_watts == {300.0: 2}
+    assert counts.utilization_percent == {90.0: 2}
+    assert counts.power_watts == {300.0: 2}
     assert counts.memory_used_bytes_most == 20 * GIB
     gpus.connection.execute("UPDATE gpus SET facts = json_set(facts, '$.memory_is_unified', 1)")
     unified = gpu_counts(gpus.connection, [Stay(uuid(0), BASE + 10, BASE + 30)])
-    assert unified.utilization_percent == {90.0: 2} and unified.memory_used_bytes_most is None
+    assert unified.utilization_percent == {90.0: 2}
+    assert unified.memory_used_bytes_most is None
     assert gpu_counts(gpus.connection, [Stay(uuid(1), BASE + 60, BASE + 90)]) == GpuCounts()
 
 
@@ -127,12 +129,15 @@ def test_what_lies_partly_in_a_stay_counts_in_part(gpus: Home) -> None:
         gpus.connection.execute(INSERT_MEANS.format("hours"), (at, 3600, percent, 70 * GIB))
     set_bounds(gpus, BASE + HOUR, BASE + HOUR)
     across = gpu_counts(gpus.connection, [Stay(uuid(0), BASE - 120, BASE + 120)])
-    assert across.utilization_percent == {40.0: 120, 95.0: 120} and across.memory_used_bytes_most is None
+    assert across.utilization_percent == {40.0: 120, 95.0: 120}
+    assert across.memory_used_bytes_most is None
     within = gpu_counts(gpus.connection, [Stay(uuid(0), BASE + 300, BASE + 1500)])
-    assert within.utilization_percent == {95.0: 1200} and within.power_watts == {400.0: 1200}
+    assert within.utilization_percent == {95.0: 1200}
+    assert within.power_watts == {400.0: 1200}
     assert within.memory_used_bytes_most is None
     longer = gpu_counts(gpus.connection, [Stay(uuid(0), BASE - 1, BASE + HOUR)])
-    assert longer.utilization_percent == {40.0: 1, 95.0: 3600} and longer.memory_used_bytes_most == 70 * GIB
+    assert longer.utilization_percent == {40.0: 1, 95.0: 3600}
+    assert longer.memory_used_bytes_most == 70 * GIB
 
 
 def test_a_minute_whose_samples_are_gone_in_part_lies_whole_in_a_stay(gpus: Home) -> None:
@@ -141,4 +146,5 @@ def test_a_minute_whose_samples_are_gone_in_part_lies_whole_in_a_stay(gpus: Home
     for at in range(30, 60):
         gpus.sample(0, at=BASE + at, utilization=80, power=400.0, memory_gib=1)
     counts = gpu_counts(gpus.connection, [Stay(uuid(0), BASE - 60, BASE + 60)])
-    assert counts.utilization_percent == {40.0: 30, 80.0: 30} and counts.memory_used_bytes_most == 9 * GIB
+    assert counts.utilization_percent == {40.0: 30, 80.0: 30}
+    assert counts.memory_used_bytes_most == 9 * GIB

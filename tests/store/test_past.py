@@ -59,7 +59,8 @@ def test_a_gpu_is_as_its_newest_sample_of_then_says(home: Home, reader: sqlite3.
         home.sample(0, at=NOW - ago, utilization=utilization, throttle=("power cap",) if ago == 99 else None)
     [gpu] = read_gpus(reader, NOW, NOW - 98.5)
     assert (gpu.uuid, gpu.utilization_percent, gpu.state, gpu.age_seconds) == (uuid(0), 11.0, "ok", 0.5)
-    assert gpu.throttle_reasons == ("power cap",) and gpu.at == NOW - 99
+    assert gpu.throttle_reasons == ("power cap",)
+    assert gpu.at == NOW - 99
     assert read_gpus(reader, NOW, NOW - 101) == []
     assert [gpu.index for gpu in read_gpus(reader, NOW, NOW)] == [0, 1]
 
@@ -91,12 +92,15 @@ def test_slow_values_processes_and_reports_are_those_of_then(home: Home, reader:
     [then] = read_gpus(reader, NOW, NOW - 45, {uuid(0): [("a-1", "a"), ("b-1", "b")]})
     assert (then.slow.ecc_uncorrected, then.slow.row_remap_pending, then.event_code) == (3, True, 13)
     condition = condition_of(then)
-    assert condition.slow is not None and condition.slow.row_remap_pending is True
-    assert then.processes is not None and then.processes[0].pid == 7
+    assert condition.slow is not None
+    assert condition.slow.row_remap_pending is True
+    assert then.processes is not None
+    assert then.processes[0].pid == 7
     assert (then.run_id, then.run_name, then.rank) == ("a-1", "a", 3)
     assert then.run_ids == ("a-1", "b-1")
     [later] = read_gpus(reader, NOW, NOW)
-    assert later.processes is None and later.run_id is None
+    assert later.processes is None
+    assert later.run_id is None
     assert later.memory_total_bytes == 80 * GIB
 
 
@@ -162,9 +166,13 @@ def test_what_came_later_is_not_known_then(home: Home, reader: sqlite3.Connectio
     over = read_runs(reader, NOW - 50)[0]
     assert over == find_run(reader, "a-1")
     first, *rest = read_attempts(reader, "a-1", NOW - 600)
-    assert rest == [] and (first.state, first.ended_at, first.exit_code, first.last_step) == (
-        "running", None, None, None,
-    )  # fmt: skip
+    assert rest == []
+    assert (first.state, first.ended_at, first.exit_code, first.last_step) == (
+        "running",
+        None,
+        None,
+        None,
+    )
     assert read_incidents(reader, "a-1", NOW - 600) == read_decisions(reader, "a-1", NOW - 600) == []
     assert len(read_incidents(reader, "a-1", NOW - 450)) == len(read_decisions(reader, "a-1", NOW - 450)) == 1
 
@@ -228,7 +236,9 @@ def test_a_curve_is_sampled_evenly_up_to_the_moment(home: Home, reader: sqlite3.
     lines(home, 800)
     reached = past.positions_at(reader, "a-1", NOW - 1000 + 400)
     steps = [step for step, _ in past.sampled(reader, reached, "loss", 10)]
-    assert len(steps) == 10 and steps[-1] == 400 and steps == sorted(steps)
+    assert len(steps) == 10
+    assert steps[-1] == 400
+    assert steps == sorted(steps)
     assert all(30 <= later - earlier <= 50 for earlier, later in itertools.pairwise(steps))
 
 
@@ -261,7 +271,10 @@ def test_a_curve_is_sampled_over_all_generations_of_its_file(home: Home, reader:
     )
     reached = past.positions_at(reader, "a-1", NOW)
     steps = [step for step, _ in past.sampled(reader, reached, "loss", 10)]
-    assert len(steps) == 10 and steps == sorted(steps) and steps[0] < 30 and steps[-1] >= 195
+    assert len(steps) == 10
+    assert steps == sorted(steps)
+    assert steps[0] < 30
+    assert steps[-1] >= 195
 
 
 def test_the_pace_is_that_of_the_source_with_the_newest_lines(home: Home, reader: sqlite3.Connection) -> None:

@@ -62,9 +62,12 @@ def test_gpus_join_newest_sample_lease_processes_and_what_the_driver_said(
     assert slow_one.throttle_reasons == ("hardware thermal slowdown",)
     assert busy.slow.pcie_generation == 5
     assert busy.facts.temperature_slowdown_celsius == 87.0
-    assert stranger.run_id is None and stranger.processes is not None
-    assert stranger.processes[0].user == "alice" and stranger.processes[0].rank is None
-    assert (lost.state, lost.event_code) == ("lost", 79) and mentions(lost.event_text, "off the bus")
+    assert stranger.run_id is None
+    assert stranger.processes is not None
+    assert stranger.processes[0].user == "alice"
+    assert stranger.processes[0].rank is None
+    assert (lost.state, lost.event_code) == ("lost", 79)
+    assert mentions(lost.event_text, "off the bus")
 
 
 def test_a_sample_grows_stale_and_an_unknown_value_stays_unknown(home: Home, reader: sqlite3.Connection) -> None:
@@ -137,7 +140,9 @@ def test_runs_come_newest_first_and_active_ones_alone(home: Home, reader: sqlite
     home.end_run("gpt2-124m-1", "succeeded")
     assert runs_mark(reader) != mark
     vit = find_run(reader, "vit-b16-1")
-    assert vit.gpus == (uuid(6),) and vit.attempt == 3 and vit.attempt_resumed_step == 8000
+    assert vit.gpus == (uuid(6),)
+    assert vit.attempt == 3
+    assert vit.attempt_resumed_step == 8000
     assert vit.params["batch_size"] == 384
     assert json.loads(vit.spec_json)["params"]["batch_size"] == 512
 
@@ -250,7 +255,8 @@ def test_what_happened_comes_oldest_first_and_after_a_cursor(home: Home, reader:
     assert news == [kinds[at] for at in (1, 2, 3, 5, 6, 8, 9)]
     incidents = read_incidents(reader, "vit-b16-1")
     assert [incident.kind for incident in incidents] == ["cuda_oom", "gpu_lost"]
-    assert len(incidents[0].evidence) == 1 and mentions(incidents[0].evidence[0], "error.json", "2.00 GiB")
+    assert len(incidents[0].evidence) == 1
+    assert mentions(incidents[0].evidence[0], "error.json", "2.00 GiB")
     assert read_decisions(reader, "vit-b16-1")[0].actions == ("batch_size 512 → 384", "grad_accum 1 → 2")
     home.transition("vit-b16-1", "running", "recovering", "cuda_oom", 5500)
     assert read_transitions(reader, "vit-b16-1")[0].to_state == "recovering"
@@ -276,7 +282,9 @@ def test_json_shapes_are_what_the_commands_promise(home: Home, reader: sqlite3.C
         "compute_capability", "persistence_mode", "mig_mode", "memory_is_unified", "xids_last_day", "last_event",
             "run_ids", "locked_by", "excluded",
     ]  # fmt: skip
-    assert gpu["pcie_width"] == 16 and gpu["nvlink_sent_bytes_per_second"] is None and gpu["last_event"] is None
+    assert gpu["pcie_width"] == 16
+    assert gpu["nvlink_sent_bytes_per_second"] is None
+    assert gpu["last_event"] is None
     assert gpu["processes"][0] == {
         "pid": 1001, "user": "me", "command": "python train.py", "memory_bytes": 40 * GIB, "run_id": "gpt2-124m-1",
         "rank": 1, "kind": "C", "sm_percent": None, "start_ticks": 5,
@@ -294,13 +302,18 @@ def test_json_shapes_are_what_the_commands_promise(home: Home, reader: sqlite3.C
         "gpu_hours", "energy_joules", "energy_is_partial",
     ]  # fmt: skip
     first, second, third = record["attempts"]
-    assert record["cost_of_failures"] is None and first["incident"]["lost_steps"] is None
+    assert record["cost_of_failures"] is None
+    assert first["incident"]["lost_steps"] is None
     assert first["exit"] == {"code": 1, "signal": None}
-    assert first["incident"]["kind"] == "cuda_oom" and first["incident"]["rank"] == 1
+    assert first["incident"]["kind"] == "cuda_oom"
+    assert first["incident"]["rank"] == 1
     assert first["decision"]["actions"] == ["batch_size 512 → 384", "grad_accum 1 → 2"]
     assert second["exit"] == {"code": None, "signal": 9}
-    assert third["exit"] is None and third["incident"] is None and third["decision"] is None
-    assert record["started_at"].endswith("Z") and record["ended_at"] is None
+    assert third["exit"] is None
+    assert third["incident"] is None
+    assert third["decision"] is None
+    assert record["started_at"].endswith("Z")
+    assert record["ended_at"] is None
     assert json.loads(json.dumps(record)) == record
     agent = json_shapes.agent_shape(read_agent(reader), running=True, home="/h")
     assert agent == {

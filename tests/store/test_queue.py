@@ -93,19 +93,23 @@ def test_any_move_leads_to_the_wanted_order_and_nobody_falls() -> None:
 
 
 def test_only_trials_of_one_study_share_a_gpu(store: sqlite3.Connection) -> None:
-    assert lease(store, "a", 0.25) and lease(store, "b", 0.25)
+    assert lease(store, "a", 0.25)
+    assert lease(store, "b", 0.25)
     assert repository.leases(store) == {UUID: (("a", "b"), "s", {"a": 0.25, "b": 0.25})}
     refused = [lease(store, name, share) for name in ("c", "x") for share in (0.25, 1.0)]
     assert refused == [False] * 4
     assert not lease(store, "b"), "nobody has it alone while another is there"
     repository.end_lease(store, "a", UUID)
-    assert lease(store, "b") and not lease(store, "a", 0.25)
+    assert lease(store, "b")
+    assert not lease(store, "a", 0.25)
     assert repository.leases(store) == {UUID: (("b",), None, {})}
 
 
 def test_runs_of_no_study_share_up_to_the_whole_gpu(store: sqlite3.Connection) -> None:
     assert lease(store, "x", 0.6)
-    assert not lease(store, "y", 0.5) and not lease(store, "y") and not lease(store, "a", 0.25)
+    assert not lease(store, "y", 0.5)
+    assert not lease(store, "y")
+    assert not lease(store, "a", 0.25)
     assert lease(store, "x", 0.5), "its own again"
     assert lease(store, "y", 0.5)
     assert repository.leases(store) == {UUID: (("x", "y"), "", {"x": 0.5, "y": 0.5})}
@@ -119,7 +123,9 @@ def test_a_shared_gpu_is_listed_once_with_all_its_runs(store: sqlite3.Connection
         (UUID, time.time(), time.time(), json.dumps(processes)),
     )
     assert [(gpu.run_ids, gpu.rank) for gpu in read_gpus(store, time.time())] == [((), None)]
-    assert lease(store, "a", 0.5) and lease(store, "b", 0.5)
+    assert lease(store, "a", 0.5)
+    assert lease(store, "b", 0.5)
     (gpu,) = read_gpus(store, time.time())
     assert (gpu.run_id, gpu.run_name, gpu.rank) == ("a", "name of a", 1)
-    assert gpu.shared_with == (("b", "name of b"),) and gpu.run_ids == ("a", "b")
+    assert gpu.shared_with == (("b", "name of b"),)
+    assert gpu.run_ids == ("a", "b")

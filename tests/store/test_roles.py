@@ -109,7 +109,8 @@ def test_metrics_without_a_loss_are_told_once(tmp_path: Path) -> None:
     assert home.notes() == []
     write(home, range(FIRST_LINES, FIRST_LINES + 100), accuracy=0.5)
     (note,) = home.notes()
-    assert "other, accuracy" in note and f"metrics {RUN} --loss" in note
+    assert "other, accuracy" in note
+    assert f"metrics {RUN} --loss" in note
     write(home, range(200, 300), accuracy=0.5)
     assert home.notes() == []
     names = stored_names(home.connection, RUN)

@@ -90,7 +90,8 @@ def test_lines_without_step_or_time_tell_nothing(store: sqlite3.Connection) -> N
     line(store, 1, 0, step=None, at=5.0)
     line(store, 1, 10, 3, at=None)
     lines = StepLines(store, "a-1")
-    assert lines.first(1) is None and lines.newest(1) is None
+    assert lines.first(1) is None
+    assert lines.newest(1) is None
 
 
 def test_after_its_last_line_an_attempt_is_as_far_as_the_widest_gap_of_those_before(store: sqlite3.Connection) -> None:

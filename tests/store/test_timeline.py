@@ -32,7 +32,8 @@ def test_gaps_are_found_whatever_the_interval(home: Home, reader: sqlite3.Connec
     assert gap_at(reader, NOW - 1500) == (NOW - 2040, NOW - 1000)
     assert gap_at(reader, NOW - 700.5) is None
     assert gap_at(reader, NOW - 400) == (NOW - 500, NOW - 300)
-    assert gap_at(reader, NOW) is None and gap_at(reader, NOW + 8) is None
+    assert gap_at(reader, NOW) is None
+    assert gap_at(reader, NOW + 8) is None
     assert gap_at(reader, NOW + 60) == (NOW, None)
 
 
@@ -43,7 +44,8 @@ def test_recorded_stretches_to_about_a_piece(home: Home, reader: sqlite3.Connect
     assert len(spans) == 2
     (first_start, first_end), (second_start, second_end) = spans
     assert (first_start, second_start) == (NOW - 1000, NOW - 300)
-    assert first_end == NOW - 500 and second_end >= NOW - 20
+    assert first_end == NOW - 500
+    assert second_end >= NOW - 20
     # Pieces narrower than the distance of samples do not tear a stretch apart.
     assert len(timeline.recorded(reader, NOW - 300, NOW, pieces=2000)) == 1
 
@@ -111,7 +113,8 @@ def test_what_the_queries_need_is_indexed(reader: sqlite3.Connection) -> None:
         "SELECT * FROM host_samples WHERE at <= 5 ORDER BY at DESC LIMIT 1",
         "SELECT * FROM gpu_samples WHERE gpu_id = 1 AND at <= 5 ORDER BY at DESC LIMIT 1",
     ):
-        assert "SEARCH" in plan(sql) and "SCAN" not in plan(sql), sql
+        assert "SEARCH" in plan(sql), sql
+        assert "SCAN" not in plan(sql), sql
 
 
 def test_alerts_are_ticks_to_move_between(home: Home, reader: sqlite3.Connection) -> None:

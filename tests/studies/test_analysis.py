@@ -86,7 +86,8 @@ def test_what_mattered_is_found_for_each_objective() -> None:
     importances = evaluate_importances(planted(120), SPEC)
     for metric, most in (("loss", "width"), ("accuracy", "lr")):
         shares = {importance.name: importance.share for importance in importances if importance.objective == metric}
-        assert next(iter(shares)) == most and math.isclose(sum(shares.values()), 1.0)
+        assert next(iter(shares)) == most
+        assert math.isclose(sum(shares.values()), 1.0)
     assert evaluate_importances(planted(MIN_TRIALS - 1), SPEC) == []
     strange = replace(planted(1)[0], origin=OUTSIDE, params={"lr": 7.0, "width": "big", "other": "z"})
     assert evaluate_importances([*planted(120), strange], SPEC) == importances
@@ -108,7 +109,8 @@ def test_a_pruned_trial_stands_at_the_value_of_its_last_rung() -> None:
     assert points(drawing, "done") == [(1.0, 0.5), (3.0, 0.3)]
     assert points(drawing, "best so far") == [(1.0, 0.5), (2.0, 0.5), (3.0, 0.3)]
     over = pictures.draw_over_parameter(TRIALS, RUNGS, OTHER, LOSS)
-    assert points(over, "") == [(1.0, 0.8), (0.0, 0.5), (2.0, 0.3)] and over.x_axis.names == ("a", "b", "c")
+    assert points(over, "") == [(1.0, 0.8), (0.0, 0.5), (2.0, 0.3)]
+    assert over.x_axis.names == ("a", "b", "c")
 
 
 def test_a_course_leaves_out_what_has_no_place_on_an_axis() -> None:

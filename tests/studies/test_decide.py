@@ -174,7 +174,9 @@ def test_a_study_ends_with_its_trials_its_points_or_its_budget() -> None:
     assert next_move(grid, [DONE, LIVE], Usage(), 4) == Next()
     for budget, usage in ((Budget(gpu_hours=2.0), Usage(gpu_hours=2.0)), (Budget(wall_seconds=9.0), Usage(0.0, 9.0))):
         spent = next_move(study(budget=budget), [DONE, LIVE], usage, 4)
-        assert spent.stop_trials is not None and spent.over is None and not spent.launch
+        assert spent.stop_trials is not None
+        assert spent.over is None
+        assert not spent.launch
         assert next_move(study(budget=budget), [DONE], usage, 4).over is not None
 
 
@@ -223,7 +225,8 @@ def test_a_study_gives_way_to_other_runs() -> None:
     assert [room_for(study(gpus_per_trial=1), 4, others, 4, 1, share=3) for others in (0, 2, 4)] == [12, 6, 1]
     assert room_for(study(gpus_per_trial=1, parallel=5), 4, 0, 4, 1, share=3) == 5
     assert room_for(study(gpus_per_trial=8, parallel=3, target={"name": "lab"}), 8, 9, 4, 1) == 3
-    assert room_for(study(), 0, 0, 8, 2) == 4 and room_for(study(), 0, 0, 2, 4) == 1
+    assert room_for(study(), 0, 0, 8, 2) == 4
+    assert room_for(study(), 0, 0, 2, 4) == 1
     assert room_for(study(parallel=3), 0, 0, 2, 4) == 3
 
 
@@ -269,7 +272,8 @@ def test_a_trial_is_an_ordinary_run_of_its_study() -> None:
     base = replace(BASE, gpus=GpuRequest(4, min_count=2))
     spec = trial_spec(base, study(), "s-1", 3, {"lr": 0.1})
     assert (spec.study_id, spec.trial, spec.tuned, spec.params["lr"]) == ("s-1", 3, ("lr",), 0.1)
-    assert spec.priority < base.priority and spec.gpus.min_count is None
+    assert spec.priority < base.priority
+    assert spec.gpus.min_count is None
     spec = trial_spec(replace(BASE, recovery={"ladders": {"unknown": ["restart", "restart"]}}), study(), "s-1", 0, {})
     assert [len(policy_from(spec.recovery).ladder(kind)) for kind in ("nonzero_exit", "unknown", "nan_loss")] == [
         2,

@@ -127,7 +127,8 @@ def test_a_process_that_dies_each_time_cuts_the_same_trials_short(kind: Any, tmp
         return cut
 
     events = story(tmp_path / "dies", dies=True)
-    assert events == story(tmp_path / "lives", dies=False) and 5 < len(events) < 20
+    assert events == story(tmp_path / "lives", dies=False)
+    assert 5 < len(events) < 20
 
 
 @table(
@@ -150,7 +151,8 @@ def test_a_verdict_is_given_once_also_by_a_process_that_dies_in_between(
     journal = open_journal(spec, tmp_path)
     journal.end(0, Ruling(TrialState.COMPLETE, reason=None, values=(9.0,)), 2.0)
     (trial,) = journal.trials()
-    assert trial.state.name == name and trial.values == (list(values) or None)
+    assert trial.state.name == name
+    assert trial.values == (list(values) or None)
     assert list(trial.constraints.values()) == list(broken)
     assert trial.user_attrs[journals.VERDICT]["state"] == state
     journal.end(0, Ruling(TrialState.FAILED), 3.0)
@@ -199,7 +201,8 @@ def test_a_line_that_is_no_entry_is_moved_away_and_named(line: bytes, tmp_path: 
     journal = StudyJournal(study(), "s-1", open_storage(tmp_path, said.append))
     assert [trial.params for trial in journal.trials()] == [POINT] * 2
     number = len(before.splitlines()) + 1
-    assert len(said) == 1 and mentions(said[0], file, f"line {number}", "journal.broken")
+    assert len(said) == 1
+    assert mentions(said[0], file, f"line {number}", "journal.broken")
     assert (tmp_path / "journal.broken").read_bytes() == line + b"\n"
 
 
@@ -234,7 +237,8 @@ def test_a_python_process_asks_and_tells_beside_gputui(tmp_path: Path) -> None:
     journal.sample()
     trials = journal.trials()
     assert list(journal.own_notes()) == [0, 3]
-    assert [trial.value for trial in trials[1:3]] == [0.5, 0.25] and journal.study.best_trial.number == 2
+    assert [trial.value for trial in trials[1:3]] == [0.5, 0.25]
+    assert journal.study.best_trial.number == 2
 
 
 def test_the_dashboard_lists_the_trials_of_a_living_study(tmp_path: Path, dashboard: Any) -> None:
@@ -252,4 +256,5 @@ def test_the_dashboard_lists_the_trials_of_a_living_study(tmp_path: Path, dashbo
 
 def test_what_is_not_installed_is_named_with_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(specs.importlib.util, "find_spec", lambda name: None)
-    assert missing_library(study()) is None and "pip install cmaes" in (missing_library(study("cmaes")) or "")
+    assert missing_library(study()) is None
+    assert "pip install cmaes" in (missing_library(study("cmaes")) or "")

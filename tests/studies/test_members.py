@@ -76,7 +76,8 @@ def test_what_recovery_would_resume_from_is_given_though_its_format_cannot_be_ch
     pass_milestone(home, 1, is_known=False)
     home.process.turn()
     home.work()
-    assert home.trial(3).parent == 0 and Path(home.attempts(3)[-1]["from"]).read_text()
+    assert home.trial(3).parent == 0
+    assert Path(home.attempts(3)[-1]["from"]).read_text()
 
 
 @pytest.mark.parametrize(
@@ -90,7 +91,8 @@ def test_a_population_without_a_checkpoint_to_give_pauses_with_the_reason(
     assert home.study.state is StudyState.RUNNING
     home.now += WITHOUT_DONOR_SECONDS
     home.process.turn()
-    assert home.study.state is StudyState.PAUSED and mentions(home.study.reason or "", "milestone 1", "step_10.pt")
+    assert home.study.state is StudyState.PAUSED
+    assert mentions(home.study.reason or "", "milestone 1", "step_10.pt")
     assert home.states() == ["running"] * 4
 
 
@@ -99,7 +101,8 @@ def test_a_population_that_never_exchanged_anything_says_so_at_its_end(home: Stu
         home.report(trial.number, 5, 0.1)
         home.end(trial.number, RunState.SUCCEEDED)
     home.work()
-    assert home.study.state is StudyState.FINISHED and mentions(home.study.reason or "", "no member has continued")
+    assert home.study.state is StudyState.FINISHED
+    assert mentions(home.study.reason or "", "no member has continued")
 
 
 def test_what_a_member_reached_before_it_left_its_training_counts_no_more(home: StudyHome) -> None:
@@ -129,7 +132,8 @@ def test_a_checkpoint_without_its_step_in_its_name_is_copied(tmp_path: Path) -> 
     before = source.read_bytes()
     pinned = pin(tmp_path / "pins", Exploit(3, 0, {}), 1, source)
     rewrite(source)
-    assert pinned is not None and pinned.read_bytes() == before != source.read_bytes()
+    assert pinned is not None
+    assert pinned.read_bytes() == before != source.read_bytes()
 
 
 def test_a_checkpoint_that_is_not_whole_is_no_pin(tmp_path: Path) -> None:
@@ -146,7 +150,8 @@ def test_pins_go_with_the_study_and_stay_while_it_may_go_on(home: StudyHome) -> 
         home.end(trial.number, RunState.SUCCEEDED)
     assert list(pins.iterdir())
     home.work()
-    assert home.study.state is StudyState.FINISHED and not pins.exists()
+    assert home.study.state is StudyState.FINISHED
+    assert not pins.exists()
 
 
 # --- who is compared --------------------------------------------------------------------------------------------------
@@ -177,7 +182,8 @@ def test_milestones_that_pass_while_no_process_lives_are_compared_by_the_next_on
     home.restart()
     home.process.turn()
     assert home.states() == ["running", "complete", "running", "stopping"]
-    assert home.trial(3).population["exploit"]["milestone"] == 3 and home.trial(3).population["exploit"]["donor"] == 0
+    assert home.trial(3).population["exploit"]["milestone"] == 3
+    assert home.trial(3).population["exploit"]["donor"] == 0
     values = {(rung.number, rung.rung): rung.value for rung in read_rungs(home.connection, STUDY)}
     assert values == {
         (number, rung): pytest.approx(0.1 * (number + 1) / rung) for number in range(4) for rung in (1, 2, 3)
@@ -228,7 +234,8 @@ def test_a_lineage_is_a_profile_with_phases(tmp_path: Path) -> None:
     elsewhere.mkdir()
     (elsewhere / "replay.yaml").write_text(text)
     again = resolve(load(elsewhere / "replay.yaml"))
-    assert list(again.phases) == phases and dict(again.params) == {"rate": 0.1, "steps": 50}
+    assert list(again.phases) == phases
+    assert dict(again.params) == {"rate": 0.1, "steps": 50}
     assert (again.program, again.workdir, again.checkpoints) == (base.program, base.workdir, base.checkpoints)
     for changed in ("name: [net", "- net", "", "params: [rate]"):
         with pytest.raises(StudyExportError):
@@ -236,4 +243,5 @@ def test_a_lineage_is_a_profile_with_phases(tmp_path: Path) -> None:
     assert "rate: 0.1" in phased_profile(base, "name: net\nparams:\n", "s-1-t2", {}, phases)
     profile = "name: net\nenv: {VERSION: 1.10, FLAG: yes, MASK: 0x10}\nparams: {seed: 010}\n"
     written = yaml.safe_load(phased_profile(base, profile, "s-1-t2", {}, phases))
-    assert written["env"] == {"VERSION": "1.10", "FLAG": "yes", "MASK": "0x10"} and written["params"]["seed"] == 10
+    assert written["env"] == {"VERSION": "1.10", "FLAG": "yes", "MASK": "0x10"}
+    assert written["params"]["seed"] == 10

@@ -96,7 +96,8 @@ def test_values_that_the_space_has_not_are_left_out_by_the_sampler(
     for number in (0, 6, 7):
         finish(home, number)
     trials = [trial for trial in home.trials if trial.origin != "outside"]
-    assert len(trials) == 4 and all(SPACE[0].holds(trial.params["rate"]) for trial in trials)
+    assert len(trials) == 4
+    assert all(SPACE[0].holds(trial.params["rate"]) for trial in trials)
     assert home.trial(1).params == params
 
 
@@ -140,10 +141,12 @@ def test_a_run_whose_trial_another_process_has_ended_is_stopped(begin: Begin) ->
     home.work()
     outside(home).tell(0, 0.125)
     home.process.turn()
-    assert home.trial(0).state == "stopping" and [command.verb for command in home.pending()] == ["stop"]
+    assert home.trial(0).state == "stopping"
+    assert [command.verb for command in home.pending()] == ["stop"]
     home.work()
     run = get_run(home.connection, home.trial(0).run_id or "")
-    assert run is not None and run.state is RunState.STOPPED
+    assert run is not None
+    assert run.state is RunState.STOPPED
     assert (home.trial(0).state, home.trial(0).value, home.study.state) == ("complete", 0.125, "finished")
 
 
@@ -154,7 +157,8 @@ def test_a_launch_whose_trial_another_process_has_ended_is_withdrawn(begin: Begi
     assert home.trial(0).state == "launching"
     outside(home).tell(0, 0.125)
     home.process.turn()
-    assert not home.pending() and (home.trial(0).state, home.trial(0).run_id) == ("complete", None)
+    assert not home.pending()
+    assert (home.trial(0).state, home.trial(0).run_id) == ("complete", None)
 
 
 def test_a_member_whose_trial_another_process_has_ended_is_stopped(begin: Begin) -> None:
@@ -221,7 +225,8 @@ def test_a_journal_that_is_emptied_ends_the_process_and_is_made_again(begin: Beg
     home.restart()
     finish_all(home)
     assert [trial.params for trial in outside(home).trials] == [dict(trial.params) for trial in home.trials]
-    assert [dict(trial.params) for trial in home.trials][:2] == before and len(home.trials) == 3
+    assert [dict(trial.params) for trial in home.trials][:2] == before
+    assert len(home.trials) == 3
 
 
 @pytest.mark.parametrize("content", [
@@ -245,7 +250,8 @@ def test_a_study_can_be_stopped_whatever_its_journal_holds(content: bytes | None
         home.restart()
     home.work()
     run = get_run(home.connection, home.trial(0).run_id or "")
-    assert run is not None and run.state is RunState.STOPPED
+    assert run is not None
+    assert run.state is RunState.STOPPED
     assert (home.study.state, home.trial(0).state) == ("stopped", "stopped")
     target = home.workspace.state / "out.db"
     try:

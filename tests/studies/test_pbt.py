@@ -26,7 +26,8 @@ def member(number: int, value: float, *, can_give: bool = True) -> PopulationMem
 def fits(params: Mapping[str, Scalar]) -> bool:
     lr = params["lr"]
     width = params["width"]
-    assert isinstance(lr, float) and isinstance(width, int)
+    assert isinstance(lr, float)
+    assert isinstance(width, int)
     return 1e-4 <= lr <= 1e-1 and width in range(8, 65, 8) and params["kind"] in ("a", "b", "c")
 
 
@@ -41,10 +42,12 @@ def test_a_milestone_is_due_once_the_last_member_has_passed_it() -> None:
 def test_the_worst_quarter_goes_on_from_the_best() -> None:
     members = [member(number, float(number)) for number in range(8)]
     exploits = choose_exploits(members, 1, SPEC, space=SPACE, objective=LOSS, seed=7)
-    assert {exploit.number for exploit in exploits} == {6, 7} and {exploit.donor for exploit in exploits} <= {0, 1}
+    assert {exploit.number for exploit in exploits} == {6, 7}
+    assert {exploit.donor for exploit in exploits} <= {0, 1}
     assert exploits == choose_exploits(members, 1, SPEC, space=SPACE, objective=LOSS, seed=7)
     upwards = choose_exploits(members, 1, SPEC, space=SPACE, objective=Objective("accuracy", "maximize"), seed=7)
-    assert {one.number for one in upwards} == {0, 1} and {one.donor for one in upwards} <= {6, 7}
+    assert {one.number for one in upwards} == {0, 1}
+    assert {one.donor for one in upwards} <= {6, 7}
 
 
 def test_what_is_no_number_is_worst_and_gives_nothing() -> None:

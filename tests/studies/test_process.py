@@ -147,11 +147,13 @@ def test_a_bad_trial_is_cut_short_without_an_incident(lab: Machine) -> None:
     begin(lab, file)
     assert verdicts(lab) == {0: "complete", 1: "complete", 2: "pruned"}
     (run_id, reason, rung) = lab.rows("SELECT run_id, reason, rung FROM trials WHERE number = 2")[0]
-    assert rung is not None and rung < 30
+    assert rung is not None
+    assert rung < 30
     assert lab.rows("SELECT state, reason FROM runs WHERE run_id = ?", run_id) == [("stopped", reason)]
     assert lab.rows("SELECT count(*) FROM incidents") == [(0,)]
     trial = lab.json("study", "show", "s")["trials"][2]
-    assert trial["value"] == trial["rungs"][-1]["value"] and [rung["rung"] for rung in trial["rungs"]][-1] == rung
+    assert trial["value"] == trial["rungs"][-1]["value"]
+    assert [rung["rung"] for rung in trial["rungs"]][-1] == rung
 
 
 def test_faults_are_told_apart(lab: Machine) -> None:
@@ -168,7 +170,9 @@ def test_an_objective_that_no_line_reports_pauses_the_study_at_once(lab: Machine
     file = write(lab, STUDY.replace("metric: loss", "metric: lost").replace("parallel: 2", "parallel: 1"))
     begin(lab, file, code=1)
     study = lab.json("study", "show")
-    assert study["state"] == "paused" and "loss" in study["reason"] and len(study["trials"]) == 1
+    assert study["state"] == "paused"
+    assert "loss" in study["reason"]
+    assert len(study["trials"]) == 1
     wait_until(lambda: process_of(lab) is None, WAIT_SECONDS, "no process while it is paused")
 
 
@@ -192,7 +196,8 @@ def test_another_process_takes_part_while_the_study_runs(lab: Machine) -> None:
     hold(lab, None)
     wait_for_state(lab, "finished")
     study = lab.json("study", "show")
-    assert [trial["origin"] for trial in study["trials"]].count("outside") == 1 and len(study["trials"]) == 4
+    assert [trial["origin"] for trial in study["trials"]].count("outside") == 1
+    assert len(study["trials"]) == 4
     assert [trial["number"] for trial in study["best"]] == [2]
 
 
@@ -204,7 +209,8 @@ def test_a_study_is_an_optuna_storage_that_optuna_reads(lab: Machine, tmp_path: 
     assert lab.json("study", "export", "s", str(target))["trials"] == 2
     read = optuna.load_study(study_name="s-1", storage=f"sqlite:///{target}")
     assert [trial.state.name for trial in read.trials] == ["COMPLETE", "COMPLETE"]
-    assert read.best_params == {"quality": 0.1} and read.best_value == pytest.approx(0.2)
+    assert read.best_params == {"quality": 0.1}
+    assert read.best_value == pytest.approx(0.2)
     assert lab.gputui("study", "export", "s", str(target), code=3)
 
 

@@ -78,7 +78,8 @@ def test_the_commands_set_the_best_points_and_the_studys_own_values() -> None:
     assert winner_command(of_command, TRIALS[1]).startswith("gputui run --gpus 1 --set steps=50 ")
     assert winner_command(of_command, TRIALS[1]).endswith(" -- train.py --lr 1")
     text = markdown(findings())
-    assert rows_under("## Best trials", text) == ["1", "0"] and rows_under("## Not complete", text) == ["2"]
+    assert rows_under("## Best trials", text) == ["1", "0"]
+    assert rows_under("## Not complete", text) == ["2"]
     assert text.index(winner_command(findings(), TRIALS[1])) < text.index(winner_command(findings(), TRIALS[0]))
 
 
@@ -91,7 +92,8 @@ def test_each_of_several_objectives_is_reported_and_each_member_of_the_front_can
     ]
     report = findings(trials, spec=spec)
     text = markdown(report)
-    assert rows_under("## Pareto front", text) == ["0", "1"] and "the best," not in text
+    assert rows_under("## Pareto front", text) == ["0", "1"]
+    assert "the best," not in text
     assert all((winner_command(report, trial) in text) is (trial.number < 2) for trial in trials)
     assert rows_under("## What mattered for loss", text)[0] == "lr"
     assert set(rows_under("## What mattered for size", text)) == {"lr", "kind"}
@@ -119,5 +121,6 @@ def test_text_from_outside_is_harmless() -> None:
     trials.append(msgspec.structs.replace(trial(9, state=TrialState.FAILED, params={bad: 0.9}), reason=bad))
     study = msgspec.structs.replace(STUDY, study_id=bad, reason=bad)
     text = page(findings(trials, study, spec))
-    assert "<script" not in text and "\x1b" not in text
+    assert "<script" not in text
+    assert "\x1b" not in text
     assert "\x1b" not in markdown(findings(trials, study, spec))

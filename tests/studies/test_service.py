@@ -90,7 +90,8 @@ def test_a_stop_does_not_wait_for_the_next_try(home: ServiceHome) -> None:
         home.seconds_to_next()
     home.lives_for(0.0)
     home.connection.execute("UPDATE studies SET state = 'stopping'")
-    assert home.seconds_to_next() == 0.0 and home.problem() is not None
+    assert home.seconds_to_next() == 0.0
+    assert home.problem() is not None
     home.connection.execute("UPDATE studies SET state = 'stopped'")
     home.started[-1].end()
     home.studies.poll()

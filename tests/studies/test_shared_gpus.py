@@ -102,7 +102,8 @@ def test_two_trials_share_a_gpu_also_when_the_agent_was_killed_between(lab: Mach
     wait_for_trials(lab, 0, 1)
     (gpu,) = lab.json("gpus")
     runs = [run_id for (run_id,) in lab.rows("SELECT run_id FROM runs WHERE trial < 2 ORDER BY trial")]
-    assert gpu["run_ids"] == runs and gpu["run_id"] == runs[0]
+    assert gpu["run_ids"] == runs
+    assert gpu["run_id"] == runs[0]
     assert "2 runs" in lab.gputui("gpus")
     lab.kill_agent()
     assert held_by(lab) is not None

@@ -121,8 +121,11 @@ parallel: 2
     spec = read(text, folder, workspace)
     assert stored(spec) == spec
     assert [(objective.over, objective.mean_of) for objective in spec.objectives] == [("mean of 5", 5), ("last", None)]
-    assert spec.budget.wall_seconds == 36000 and spec.constraints.memory_bytes == 20 * 2**30
-    assert spec.tuned == ("lr", "batch_size") and spec.priority < 0 and spec.rerun == 0
+    assert spec.budget.wall_seconds == 36000
+    assert spec.constraints.memory_bytes == 20 * 2**30
+    assert spec.tuned == ("lr", "batch_size")
+    assert spec.priority < 0
+    assert spec.rerun == 0
     pruned = read(STUDY + "pruner: {kind: median, length: steps}\nparams: {steps: 270}\n", folder, workspace)
     assert (pruned.pruner.length, pruned.rerun, pruned.name) == (270, 2, "study")
 
@@ -254,7 +257,8 @@ def test_a_default_that_is_a_whole_number_by_chance_is_named_with_its_remedy(
 
 def test_a_grid_ends_where_its_steps_do() -> None:
     assert Dimension("x", "float", 0.0, 0.3, step=0.1).grid() == (0.0, 0.1, 0.2, 0.3)
-    assert Dimension("x", "int", 1, 6, step=2).grid() == (1, 3, 5) and Dimension("x", "int", 1, 3).grid() == (1, 2, 3)
+    assert Dimension("x", "int", 1, 6, step=2).grid() == (1, 3, 5)
+    assert Dimension("x", "int", 1, 3).grid() == (1, 2, 3)
     assert Dimension("x", "float", 0.0, 1.0).grid() is None
 
 
@@ -326,14 +330,16 @@ def test_members_of_the_shipped_population_have_a_value_and_a_checkpoint_at_each
     study = load_study(shipped_studies() / "gpt2-pbt.yaml", workspace, tmp_path)
     spec = study.spec
     defaults = {name: parameter.default for name, parameter in study.profile.parameters.items()}
-    assert spec.pbt is not None and spec.parallel == spec.pbt.members
+    assert spec.pbt is not None
+    assert spec.parallel == spec.pbt.members
     for name in ("validate_every", "checkpoint_every"):
         assert spec.pbt.every % int(str(spec.params[name])) == 0
     assert int(str(spec.params["steps"])) % spec.pbt.every == 0
     assert spec.pbt.members * spec.gpus_per_trial == study.profile.form.gpus.count
     # A member alone takes as many tokens a step as the profile does on all its GPUs.
     assert spec.params["grad_accum"] == int(str(defaults["grad_accum"])) * spec.pbt.members
-    assert {"lr", "weight_decay"} == set(spec.tuned) and spec.params["schedule"] == "constant"
+    assert {"lr", "weight_decay"} == set(spec.tuned)
+    assert spec.params["schedule"] == "constant"
 
 
 def test_a_grid_over_options_of_a_command(folder: Path, workspace: Workspace) -> None:
@@ -341,7 +347,9 @@ def test_a_grid_over_options_of_a_command(folder: Path, workspace: Workspace) ->
     profile = command_profile(["train.py", "--lr", "0.1", "--name=x"], folder)
     source = grid_source(profile, {"lr": ["0.1", "0.2"]}, {"name": "y"}, {"objective": {"metric": "loss"}})
     study = read_study(source, folder / "--grid", workspace, folder)
-    assert study.profile.typed == profile.typed and study.spec.profile == profile.name
-    assert study.spec.grid() == [{"lr": 0.1}, {"lr": 0.2}] and study.spec.params == {"name": "y"}
+    assert study.profile.typed == profile.typed
+    assert study.spec.profile == profile.name
+    assert study.spec.grid() == [{"lr": 0.1}, {"lr": 0.2}]
+    assert study.spec.params == {"name": "y"}
     with pytest.raises(ProfileError):
         read_study(source.replace("train.py", "gone.py"), folder / "--grid", workspace, folder)

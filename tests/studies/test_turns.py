@@ -82,7 +82,8 @@ def test_a_resume_that_the_agent_refuses_fails_the_trial(begin: Begin) -> None:
     recovering(home)
     home.refuse("resume")
     home.process.turn()
-    assert home.trial(0).state.value == "failed" and not home.pending("resume", "restart")
+    assert home.trial(0).state.value == "failed"
+    assert not home.pending("resume", "restart")
 
 
 # --- rungs that pass while no process lives ---------------------------------------------------------------------------
@@ -133,7 +134,8 @@ def test_a_study_that_is_stopped_and_resumed_leaves_no_point_out(begin: Begin) -
             if state == "running":
                 finish(home, number)
         home.work()
-    assert home.study.state is StudyState.FINISHED and home.states() == ["complete"] * 4
+    assert home.study.state is StudyState.FINISHED
+    assert home.states() == ["complete"] * 4
     runs = home.connection.execute("SELECT count(*), count(DISTINCT trial) FROM runs").fetchone()
     assert runs == (4, 4)
 
@@ -221,7 +223,8 @@ def test_a_trial_that_a_person_prunes_is_pruned_and_not_run_again(begin: Begin) 
     assert (home.states()[0], home.trial(0).reason, home.trial(0).rung) == ("pruned", "pruned by me", 3)
     finish(home, 1, 0.9)
     home.work()
-    assert home.study.state is StudyState.FINISHED and len(home.trials) == 2
+    assert home.study.state is StudyState.FINISHED
+    assert len(home.trials) == 2
 
 
 def test_a_trial_that_a_person_keeps_is_not_cut_short_until_it_is_left_to_the_pruner(begin: Begin) -> None:
@@ -266,7 +269,8 @@ def test_the_best_of_those_that_were_cut_short_run_to_the_end(begin: Begin) -> N
     assert home.trial(4).state.value == "running"
     finish(home, 4, 0.55)
     home.work()
-    assert home.study.state is StudyState.FINISHED and len(home.trials) == 5
+    assert home.study.state is StudyState.FINISHED
+    assert len(home.trials) == 5
 
 
 # --- trials of other processes, points by hand ------------------------------------------------------------------------
@@ -286,7 +290,8 @@ def test_a_trial_of_another_process_is_listed_and_not_run(begin: Begin) -> None:
     finish(home, 0)
     home.work()
     assert (home.trial(1).state.value, home.trial(1).value, home.trial(1).params) == ("complete", 0.125, trial.params)
-    assert home.study.state is StudyState.FINISHED and len(home.trials) == 2
+    assert home.study.state is StudyState.FINISHED
+    assert len(home.trials) == 2
 
 
 def test_what_json_does_not_know_is_a_word(begin: Begin) -> None:
@@ -298,7 +303,8 @@ def test_what_json_does_not_know_is_a_word(begin: Begin) -> None:
     home.process.turn()
     shape = show_shape(home.connection, home.study, home.now, at=None, workspace=home.workspace, waiting={})
     sampled, outside = json.loads(json.dumps(shape, allow_nan=False))["trials"]
-    assert sampled["rungs"][0]["value"] == "Infinity" and outside["origin"] == "outside"
+    assert sampled["rungs"][0]["value"] == "Infinity"
+    assert outside["origin"] == "outside"
 
 
 @pytest.mark.parametrize("paused", [True, False])
@@ -364,7 +370,8 @@ def test_a_run_that_is_removed_still_counts_for_the_budget(begin: Begin) -> None
     assert study_gpu_hours(home.connection, STUDY, home.now) == pytest.approx(0.5)
     home.ask("rm", run_id)
     assert study_gpu_hours(home.connection, STUDY, home.now) == pytest.approx(0.5)
-    assert home.trial(0).run_id is None and home.trial(0).state.value == "complete"
+    assert home.trial(0).run_id is None
+    assert home.trial(0).state.value == "complete"
 
 
 def test_the_time_of_a_study_that_was_over_or_paused_does_not_count(begin: Begin) -> None:
@@ -377,11 +384,13 @@ def test_the_time_of_a_study_that_was_over_or_paused_does_not_count(begin: Begin
     assert study_wall_seconds(home.connection, STUDY, home.now) == pytest.approx(60)
     home.now += 41
     home.work()
-    assert home.study.state is StudyState.FINISHED and home.states() == ["stopped"] * 2
+    assert home.study.state is StudyState.FINISHED
+    assert home.states() == ["stopped"] * 2
     home.now += 5000
     home.ask("study_extend", wall_seconds=50.0)
     home.work()
-    assert home.study.state is StudyState.RUNNING and home.states().count("running") == 2
+    assert home.study.state is StudyState.RUNNING
+    assert home.states().count("running") == 2
     home.now += 50
     home.work()
     assert home.study.state is StudyState.FINISHED
@@ -396,7 +405,8 @@ def test_a_study_whose_specification_is_damaged_pauses_and_can_be_stopped(begin:
     (home.workspace.studies / STUDY / rows.SPEC_FILE).write_text("{")
     home.restart()
     home.process.turn()
-    assert home.study.state is StudyState.PAUSED and rows.SPEC_FILE in (home.study.reason or "")
+    assert home.study.state is StudyState.PAUSED
+    assert rows.SPEC_FILE in (home.study.reason or "")
     finish(home, 0)
     home.work()
     assert home.states() == ["complete", "running"]

@@ -28,7 +28,8 @@ def test_a_room_may_have_its_budget_and_no_more(tmp_path: Path) -> None:
     lay(tmp_path)
     assert list(problems(rooms(lines=5), FILES, tmp_path)) == []
     code, docs = problems(rooms(lines=4, doc_words=1), FILES, tmp_path)
-    assert mentions(code, "a: 5 lines", "1 above", "4") and mentions(docs, "docs: 3 words", "2 above", "1")
+    assert mentions(code, "a: 5 lines", "1 above", "4")
+    assert mentions(docs, "docs: 3 words", "2 above", "1")
 
 
 def test_a_file_without_a_room_is_a_problem(tmp_path: Path) -> None:

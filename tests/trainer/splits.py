@@ -31,7 +31,8 @@ class Rows(Split):
     def read(self, indices: Indices) -> Fields:
         rows = indices.tolist()
         self.reads.append(rows)
-        assert rows and all(0 <= index < self._size for index in rows)
+        assert rows
+        assert all(0 <= index < self._size for index in rows)
         for index in rows:
             if index in self.broken:
                 raise BrokenSample(index, f"row {index}", "it is torn")

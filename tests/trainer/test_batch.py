@@ -26,10 +26,12 @@ def test_steps_down_keep_the_product_and_end_at_one(batch: int, accum: int) -> N
     steps = 0
     batches = MicroBatches(batch, accum)
     while (reduced := batches.smaller()) is not None:
-        assert reduced.size * reduced.per_step == product and 1 <= reduced.size <= 0.75 * batches.size
+        assert reduced.size * reduced.per_step == product
+        assert 1 <= reduced.size <= 0.75 * batches.size
         batches = reduced
         steps = steps + 1
-    assert batches == (1, product) and steps <= 30
+    assert batches == (1, product)
+    assert steps <= 30
 
 
 @given(
@@ -54,7 +56,8 @@ def test_the_search_is_within_an_eighth_and_never_runs_out(
     # A forecast needs a trial with one sample and, where the memory without a batch is unknown, one with two.
     blind = 1 if base_known and base else 2
     assert all(size <= max(best, blind) for size in tried)
-    assert len(tried) <= 17 and len(set(tried)) == len(tried)
+    assert len(tried) <= 17
+    assert len(set(tried)) == len(tried)
     assert max(min(best, 1), best - best / 8) <= batch_size <= max(best, blind)
 
 

@@ -189,7 +189,9 @@ def test_a_copy_has_the_same_values_and_shares_memory_where_equal_tensors_do(cop
         state["random"] = []
     tensors = tensors_of(snapshot)
     for copied, original in zip(tensors, expected, strict=True):
-        assert copied.dtype == original.dtype and torch.equal(copied, original) and not copied.requires_grad
+        assert copied.dtype == original.dtype
+        assert torch.equal(copied, original)
+        assert not copied.requires_grad
         assert copied.untyped_storage().nbytes() == copied.nbytes
     assert (snapshot["random"], snapshot["step"]) == ([{"python": (3, (1, 2), None)}], 7)
     assert snapshot["tied"][0].data_ptr() == snapshot["tied"][1].data_ptr()
@@ -202,6 +204,8 @@ def test_the_memory_is_used_again() -> None:
     first = buffers.take(state, copy=True)["a"].data_ptr()
     state["a"].fill_(2)
     again = buffers.take(state, copy=True)
-    assert again["a"].data_ptr() == first and again["a"].sum() == 200
+    assert again["a"].data_ptr() == first
+    assert again["a"].sum() == 200
     second = buffers.take({"a": torch.full((30,), 3.0), "b": torch.ones(50)}, copy=True)
-    assert second["a"].untyped_storage().nbytes() == 120 and second["a"].sum() == 90
+    assert second["a"].untyped_storage().nbytes() == 120
+    assert second["a"].sum() == 90

@@ -24,7 +24,8 @@ def test_auto_takes_the_newest_that_is_whole_and_a_path_is_taken_or_refused(fold
     flip_a_byte(paths[2])
     choice = checkpoints.choose("auto", folder)
     assert choice.path == paths[1]
-    assert len(choice.rejected) == 1 and mentions(choice.rejected[0], paths[2], "sha256")
+    assert len(choice.rejected) == 1
+    assert mentions(choice.rejected[0], paths[2], "sha256")
     assert checkpoints.choose(str(paths[0]), folder).path == paths[0]
     for wrong, why in ((paths[2], "is corrupt: sha256 mismatch"), (folder / "no.pt", "is missing"), (".", "cannot be")):
         with pytest.raises(CheckpointError, match=why):
@@ -49,7 +50,8 @@ def test_a_branch_that_is_left_is_set_aside_until_the_new_one_has_passed_it(fold
         assert [rotation.step_of(path) for path in checkpoints.existing(folder)] == [10]
         save(20)
         save(30)
-    assert (folder / "best_model.pt.stale").exists() and not (folder / "best_model.pt").exists()
+    assert (folder / "best_model.pt.stale").exists()
+    assert not (folder / "best_model.pt").exists()
     rotation.begin_branch(folder, 20)
     rotation.prune(folder, 3)
     assert {path.name for path in folder.glob("step*stale")} == {

@@ -71,11 +71,14 @@ def check_file(path: Path, step: int) -> None:
 
 def check_state(state: files.State, step: int) -> None:
     expected = moved(build().state_dict(), step)
-    assert state["step"] == step and state["random"] == [(1, 2)]
-    assert list(state["model"]) == list(expected) and all(torch.equal(state["model"][n], expected[n]) for n in expected)
+    assert state["step"] == step
+    assert state["random"] == [(1, 2)]
+    assert list(state["model"]) == list(expected)
+    assert all(torch.equal(state["model"][n], expected[n]) for n in expected)
     assert set(state["optimizer"]) == set(STEPPED)
     for name, moments in state["optimizer"].items():
-        assert moments["step"] == step and torch.equal(moments["exp_avg"], expected[name] * 2)
+        assert moments["step"] == step
+        assert torch.equal(moments["exp_avg"], expected[name] * 2)
 
 
 def with_writers(world: World) -> World:
@@ -174,7 +177,8 @@ def test_a_shard_that_is_damaged_or_missing_makes_it_no_checkpoint(folder: Path,
     with pytest.raises(CheckpointError, match=r"is corrupt: sha256 mismatch in .*_rank_0_of_1"):
         files.verify(newest)
     choice = checkpoints.choose("auto", folder)
-    assert choice.path == files.step_file(folder, 10) and len(choice.rejected) == 1
+    assert choice.path == files.step_file(folder, 10)
+    assert len(choice.rejected) == 1
     shard.unlink()
     with pytest.raises(CheckpointError, match=r"cannot be used: .*rank_0_of_1\.pt.* is missing"):
         files.verify(newest)

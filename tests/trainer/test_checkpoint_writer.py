@@ -139,8 +139,10 @@ def test_one_state_under_several_names(folder: Path, background: bool) -> None:
     (outcome,) = saver.poll()
     paths = [files.step_file(folder, 10), folder / "phase_warm%20up" / "epoch_2.pt", folder / "best_model.pt"]
     assert (outcome.event, outcome.step, [outcome.path, *outcome.also]) == ("checkpoint", 10, paths)
-    assert outcome.error is None and outcome.bytes == paths[0].stat().st_size
-    assert outcome.seconds is not None and 0 < outcome.blocked_seconds <= outcome.seconds
+    assert outcome.error is None
+    assert outcome.bytes == paths[0].stat().st_size
+    assert outcome.seconds is not None
+    assert 0 < outcome.blocked_seconds <= outcome.seconds
     assert len({path.stat().st_ino for path in paths}) == 1
     for path in paths:
         files.verify(path)
@@ -221,12 +223,14 @@ def test_one_that_is_due_while_another_is_written_is_skipped_and_said(folder: Pa
     saver = Checkpointer(settings(folder, async_checkpoints=True), ALONE, before_write=gate)
     saver.save(state_of(10), step=10)
     assert gate.reached.wait(120)
-    assert saver.busy and saver.poll() == []
+    assert saver.busy
+    assert saver.poll() == []
     saver.save(state_of(20), step=20)
     saver.save(state_of(20), step=20, need="none")  # nothing was due
     (skipped,) = saver.poll()
     assert (skipped.event, skipped.step, skipped.path) == ("checkpoint_skipped", 20, files.step_file(folder, 20))
-    assert mentions(skipped.error, "earlier checkpoint") and skipped.bytes is skipped.seconds is None
+    assert mentions(skipped.error, "earlier checkpoint")
+    assert skipped.bytes is skipped.seconds is None
     gate.open.set()
     saver.wait()
     assert [outcome.event for outcome in saver.poll()] == ["checkpoint"]
@@ -244,7 +248,8 @@ def test_one_that_does_not_come_again_waits_for_the_earlier(folder: Path, gate: 
     assert gate.open.is_set()  # it did not return before the earlier one was let on
     saver.wait()
     first, second = saver.poll()
-    assert (first.step, second.step) == (10, 20) and second.blocked_seconds > 0
+    assert (first.step, second.step) == (10, 20)
+    assert second.blocked_seconds > 0
 
 
 def test_one_that_gets_no_further_name_is_written_all_the_same(folder: Path) -> None:
@@ -253,7 +258,8 @@ def test_one_that_gets_no_further_name_is_written_all_the_same(folder: Path) -> 
     saver = Checkpointer(settings(folder, epoch_checkpoints=True), ALONE)
     saver.save(state_of(10), step=10, epoch=1, need="required")
     (outcome,) = saver.poll()
-    assert (outcome.event, outcome.also) == ("checkpoint", ()) and mentions(outcome.error, "File exists")
+    assert (outcome.event, outcome.also) == ("checkpoint", ())
+    assert mentions(outcome.error, "File exists")
     assert checkpoints.choose("auto", folder).path == outcome.path
 
 
@@ -305,12 +311,15 @@ def test_nothing_that_happens_while_one_is_written_costs_one_that_was_there(
         shutil.rmtree(folder)
         if good:
             break
-    assert operation > 10 and good
+    assert operation > 10
+    assert good
 
 
 def test_ranks_meet_while_one_writes_and_give_up_one_that_is_stuck(folder: Path, two_ranks: Ranks) -> None:
     (meetings, stuck), (others, never_stuck) = two_ranks.run(_save_while_ranks_meet, folder)
-    assert min(meetings, others) > 4 and stuck and not never_stuck
+    assert min(meetings, others) > 4
+    assert stuck
+    assert not never_stuck
 
 
 STUCK = """
@@ -331,6 +340,7 @@ def test_a_process_ends_though_its_disk_is_stuck(tmp_path: Path) -> None:
 def test_all_ranks_agree_on_what_was_saved(folder: Path, two_ranks: Ranks) -> None:
     main, second = two_ranks.run(_save_on_ranks, folder)
     events = ["checkpoint", "checkpoint_failed", "checkpoint", "checkpoint_failed"]
-    assert main == [[], True, 4, events] and second == [[], True, 4, []]
+    assert main == [[], True, 4, events]
+    assert second == [[], True, 4, []]
     assert [rotation.step_of(path) for path in checkpoints.existing(folder)] == [30, 10]
     assert json.loads((folder / "best_model.json").read_text())["step"] == 10

@@ -50,7 +50,8 @@ def test_yaml_says_what_flags_say(tmp_path: Path) -> None:
     arguments = ["--task", "lm", "--batch_size", "auto", "--gradient-checkpointing", "--inject", "oom@step=4"]
     same = parse(*arguments, "--model-options", "n_layer=2,scale=0.5", "--output-dir", "out")
     assert parse(file) == same
-    assert same.model_options == {"n_layer": 2, "scale": 0.5} and same.inject == ("oom@step=4",)
+    assert same.model_options == {"n_layer": 2, "scale": 0.5}
+    assert same.inject == ("oom@step=4",)
     assert parse(write(tmp_path / "empty.yaml", "")) == parse()
 
 
@@ -129,13 +130,15 @@ def test_a_wrong_setting_is_one_line_with_its_place(
     flags = [write(tmp_path / "run.yaml", value)] if isinstance(value, str) else value
     with pytest.raises(SettingsError) as raised:
         parse(*flags) if isinstance(flags, list) else parse(**flags)
-    assert mentions(str(raised.value), *said) and "\n" not in str(raised.value)
+    assert mentions(str(raised.value), *said)
+    assert "\n" not in str(raised.value)
 
 
 def test_a_wrong_flag_is_answered_without_loading_torch() -> None:
     code = "import sys; from trainer.__main__ import main; print(main(['--nope']), 'torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout == "2 False\n" and done.stderr.startswith("trainer: unknown argument --nope")
+    assert done.stdout == "2 False\n"
+    assert done.stderr.startswith("trainer: unknown argument --nope")
 
 
 def test_what_a_supervisor_asks_for_gives_way_to_settings() -> None:
@@ -158,7 +161,8 @@ def test_print_config_shows_every_setting_and_trains_nothing(
     text = capsys.readouterr().out
     settings = json.loads(text)
     assert set(settings) == set(Settings.model_fields)
-    assert settings["inject"] == ["nan@step=2"] and settings["data_dir"] is None
+    assert settings["inject"] == ["nan@step=2"]
+    assert settings["data_dir"] is None
     assert not output.exists()
     assert parse(write(tmp_path / "shown.json", text)) == parse(*flags)
 
@@ -176,9 +180,11 @@ def test_help_and_json_schema_have_every_setting(capsys: pytest.CaptureFixture[s
     schema = json.loads(capsys.readouterr().out)
     settings = schema["properties"]
     phase = schema["properties"]["phases"]["items"]
-    assert set(settings) == names and all(setting["description"] for setting in settings.values())
+    assert set(settings) == names
+    assert all(setting["description"] for setting in settings.values())
     assert settings["compile"]["enum"] == ["off", "default", "reduce-overhead", "max-autotune", True, False]
-    assert set(phase["properties"]) == names - RUN_WIDE | {"name"} and phase["required"] == ["name", "steps"]
+    assert set(phase["properties"]) == names - RUN_WIDE | {"name"}
+    assert phase["required"] == ["name", "steps"]
     assert schema["additionalProperties"] is False is phase["additionalProperties"]
     for number in ("batch_size", "lr"):
         assert any(kind.get("pattern") for kind in phase["properties"][number]["anyOf"])

@@ -69,11 +69,13 @@ def test_synthetic_images_can_be_told_apart_and_are_the_same_every_time() -> Non
 
 def test_the_standard_library_is_cut_into_windows_that_share_one_byte_and_holds_files_out() -> None:
     data = text(context=64)
-    assert data.vocabulary == 256 and len(data.train) > 10 * len(data.held_out) > 1000
+    assert data.vocabulary == 256
+    assert len(data.train) > 10 * len(data.held_out) > 1000
     tokens = data.train.read(np.arange(200))["tokens"]
     assert tokens[1:, 0].tolist() == tokens[:-1, -1].tolist()
     train, held_out = (bytes(everything(split)["tokens"][:, :-1].flatten()) for split in (data.train, data.held_out))
-    assert b"import " in train and held_out[:6400] not in train
+    assert b"import " in train
+    assert held_out[:6400] not in train
 
 
 @table("source", ["cifar10", "images", "parquet", "tokens", "text"])
@@ -108,7 +110,8 @@ def test_token_files_are_cut_into_windows_that_share_one_token(corpus: Path) -> 
     data = tokens(corpus)
     assert (len(data.train), len(data.held_out), data.vocabulary) == (24, 6, 200)
     window = data.train.read(np.array([3, 0]))["tokens"]
-    assert window.dtype == torch.int64 and window.tolist() == [list(range(24, 33)), list(range(9))]
+    assert window.dtype == torch.int64
+    assert window.tolist() == [list(range(24, 33)), list(range(9))]
     assert stream(data.held_out) == list(range(100, 148))
 
 
@@ -117,7 +120,8 @@ def test_meta_json_says_how_wide_tokens_are_and_spares_the_search_for_the_larges
         np.arange(70_000, 70_020, dtype="<u4").tofile(tmp_path / name)
     (tmp_path / "meta.json").write_text(json.dumps({"dtype": "uint32", "vocabulary": 128_256}))
     data = tokens(tmp_path)
-    assert data.vocabulary == 128_256 and stream(data.train) == list(range(70_000, 70_016))
+    assert data.vocabulary == 128_256
+    assert stream(data.train) == list(range(70_000, 70_016))
 
 
 @table(
@@ -152,12 +156,14 @@ def test_files_are_joined_by_newlines_and_one_in_25_is_held_out_whatever_lies_be
     data = read_text(tmp_path, content)
     hashes = name_hashes(name.encode() for name in content)
     out = {name for name, number in zip(content, hashes, strict=True) if number % 25 == 0}
-    assert 0 < len(out) < 10 and data.vocabulary == 256
+    assert 0 < len(out) < 10
+    assert data.vocabulary == 256
     # A rest shorter than a window falls off the end.
     for split, members in ((data.train, content.keys() - out), (data.held_out, out)):
         expected = b"\n".join(content[name] for name in sorted(members, key=lambda name: tmp_path / name))
         got = bytes(stream(split))
-        assert expected.startswith(got) and len(expected) - len(got) <= CONTEXT
+        assert expected.startswith(got)
+        assert len(expected) - len(got) <= CONTEXT
     again = bytes(stream(read_text(tmp_path, {f"more/{number}.md": b"more" for number in range(10)}).held_out))
     assert all(content[name][:4] in again for name in out)
 

@@ -65,10 +65,12 @@ def test_cifar10_has_red_green_and_blue_planes_after_each_label(cifar: Path) -> 
     assert (len(data.train), len(data.held_out), data.shape) == (15, 2, (3, 32, 32))
     assert data.classes == tuple(NAMES.split())
     batch = data.train.read(np.array([14, 0, 6, 14]))
-    assert batch["image"].dtype == torch.uint8 and batch["image"].shape == (4, 3, 32, 32)
+    assert batch["image"].dtype == torch.uint8
+    assert batch["image"].shape == (4, 3, 32, 32)
     assert batch["image"].amin((2, 3)).tolist() == batch["image"].amax((2, 3)).tolist()
     assert batch["image"][:, :, 0, 0].tolist() == [[14, 7, 9], [0, 7, 9], [6, 7, 9], [14, 7, 9]]
-    assert batch["label"].dtype == torch.int64 and batch["label"].tolist() == [4, 0, 6, 4]
+    assert batch["label"].dtype == torch.int64
+    assert batch["label"].tolist() == [4, 0, 6, 4]
     with pytest.raises(BrokenSample, match=r"sample 1 \(.*test_batch.bin, record 1\) .*: its class is 14"):
         data.held_out.read(np.array([0, 1]))
 
@@ -85,15 +87,18 @@ def test_batches_of_cifar10_that_are_cut_off_are_refused(cifar: Path, size: int)
 
 def test_folders_are_classes_in_the_order_of_their_names(pictures: Path) -> None:
     data = folder(pictures)
-    assert data.classes == ("blue", "green", "red") and data.shape == (3, 8, 8)
+    assert data.classes == ("blue", "green", "red")
+    assert data.shape == (3, 8, 8)
     train = everything(data.train)
     held_out = everything(data.held_out)
-    assert train["image"].dtype == torch.uint8 and train["label"].tolist() == [0, 0, 1, 1, 2, 2]
+    assert train["image"].dtype == torch.uint8
+    assert train["label"].tolist() == [0, 0, 1, 1, 2, 2]
     assert train["image"][:, :, 4, 4].tolist() == [[0, 0, 250]] * 2 + [[0, 250, 0]] * 2 + [[250, 0, 0]] * 2
     assert held_out["label"].tolist() == [0, 1, 2]
     assert held_out["image"].float().mean((2, 3)).argmax(1).tolist() == [2, 1, 0]
     again = pickle.loads(pickle.dumps(data.train)).read(np.array([4, 1]))
-    assert again["label"].tolist() == [2, 0] and torch.equal(again["image"], train["image"][[4, 1]])
+    assert again["label"].tolist() == [2, 0]
+    assert torch.equal(again["image"], train["image"][[4, 1]])
 
 
 def test_without_a_held_out_folder_one_in_ten_is_held_out_by_its_path(tmp_path: Path) -> None:
@@ -104,7 +109,8 @@ def test_without_a_held_out_folder_one_in_ten_is_held_out_by_its_path(tmp_path: 
     out = np.flatnonzero(name_hashes(name.encode() for name in names) % 10 == 0).tolist()
     held_out = everything(data.held_out)
     train = everything(data.train)
-    assert 5 < len(out) < 25 and sorted(held_out["image"][:, 0, 0, 0].tolist()) == out
+    assert 5 < len(out) < 25
+    assert sorted(held_out["image"][:, 0, 0, 0].tolist()) == out
     assert sorted(train["image"][:, 0, 0, 0].tolist()) == sorted(set(range(120)) - set(out))
     assert torch.equal(held_out["label"], (held_out["image"][:, 0, 0, 0] >= 60).long())
 
@@ -169,7 +175,8 @@ def test_the_middle_is_kept_whatever_the_shape(width: int, height: int, kind: st
 )
 def test_every_kind_of_png_becomes_rgb(mode: str, colour: Any, expected: list[int]) -> None:
     pixels = decode(encoded(Image.new(mode, (8, 8), colour)), 0)
-    assert pixels.shape == (3, 8, 8) and pixels[:, 3, 3].tolist() == expected
+    assert pixels.shape == (3, 8, 8)
+    assert pixels[:, 3, 3].tolist() == expected
 
 
 def test_pixels_are_counted_before_they_are_decoded() -> None:

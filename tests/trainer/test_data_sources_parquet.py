@@ -75,18 +75,23 @@ class Contents(RowGroups[int]):
 def test_images_are_read_by_number_and_row_groups_are_the_blocks(shards: Path) -> None:
     data = from_images(shards)
     assert (len(data.train), len(data.held_out), data.shape) == (40, 8, (3, 4, 4))
-    assert data.classes == ("0", "1", "2", "3") and data.train.blocks == (10, 10, 15, 5)
-    assert reds(data.train) == list(range(40)) and reds(data.held_out) == list(range(100, 108))
+    assert data.classes == ("0", "1", "2", "3")
+    assert data.train.blocks == (10, 10, 15, 5)
+    assert reds(data.train) == list(range(40))
+    assert reds(data.held_out) == list(range(100, 108))
     batch = data.train.read(np.array([39, 0, 25, 39]))
-    assert batch["image"][:, 0, 0, 0].tolist() == [39, 0, 25, 39] and batch["image"].dtype == torch.uint8
-    assert batch["label"].tolist() == [3, 0, 1, 3] and batch["label"].dtype == torch.int64
+    assert batch["image"][:, 0, 0, 0].tolist() == [39, 0, 25, 39]
+    assert batch["image"].dtype == torch.uint8
+    assert batch["label"].tolist() == [3, 0, 1, 3]
+    assert batch["label"].dtype == torch.int64
 
 
 def test_the_last_tenth_of_few_row_groups_is_held_out(tmp_path: Path) -> None:
     write(tmp_path / "a.parquet", pictures(range(45)), 20)
     data = from_images(tmp_path)
     assert reds(data.held_out) == [18, 19, 38, 39, 44]
-    assert reds(data.train) == sorted(set(range(45)) - {18, 19, 38, 39, 44}) and data.train.blocks == (18, 18, 4)
+    assert reds(data.train) == sorted(set(range(45)) - {18, 19, 38, 39, 44})
+    assert data.train.blocks == (18, 18, 4)
 
 
 @table(
@@ -145,7 +150,8 @@ def test_a_damaged_row_group_breaks_its_samples_alone(shards: Path, column: int)
     for _ in range(2):  # also when it is asked for again
         with pytest.raises(BrokenSample, match=rf"sample 22 \({path}, row group 0\) cannot be read: ") as caught:
             split.read(np.array([0, 22, 23]))
-        assert caught.value.index == 22 and "\n" not in str(caught.value)
+        assert caught.value.index == 22
+        assert "\n" not in str(caught.value)
 
 
 # --- text and tokens --------------------------------------------------------------------------------------------------
@@ -158,7 +164,8 @@ def test_rows_of_text_are_joined_by_newlines_within_each_row_group(tmp_path: Pat
     data = from_text(tmp_path)
     group = "roses are red\n\nviolets für\u20ac blue\nsugar".encode()
     windows = (len(group) - 1) // 8
-    assert data.vocabulary == 256 and data.train.blocks == (windows, windows)
+    assert data.vocabulary == 256
+    assert data.train.blocks == (windows, windows)
     assert bytes(stream(data.train)) == group[: windows * 8] * 2
     assert bytes(stream(data.held_out)) == b"held out, all of"
     assert bytes(data.train.read(np.array([windows]))["tokens"][0].tolist()) == group[:9]
@@ -169,7 +176,8 @@ def test_rows_of_tokens_follow_one_another(tmp_path: Path, kind: pa.DataType) ->
     rows = [list(range(30 * number, 30 * number + 30)) for number in range(20)]
     write(tmp_path / "a.parquet", pa.table({"input_ids": pa.array(rows, kind), "text": ["x"] * 20}), 10)
     data = from_text(tmp_path)
-    assert data.vocabulary == 600 and data.train.blocks == (33, 33)
+    assert data.vocabulary == 600
+    assert data.train.blocks == (33, 33)
     tokens = data.train.read(np.array([32, 33]))["tokens"]
     assert tokens.tolist() == [list(range(256, 265)), list(range(300, 309))]
     assert data.held_out.read(np.array([0]))["tokens"][0].tolist() == list(range(270, 279))
@@ -183,12 +191,15 @@ def test_counts_are_kept_until_a_file_changes(tmp_path: Path, monkeypatch: pytes
     whole = RowSpan.read
     monkeypatch.setattr(RowSpan, "read", lambda span, *names: (reads.append(span.path.name), whole(span, *names))[1])
     again = from_text(tmp_path)
-    assert again.train.blocks == first.train.blocks and reads == []
+    assert again.train.blocks == first.train.blocks
+    assert reads == []
     write(tmp_path / "val.parquet", pa.table({"text": POEMS * 3}), 10)
     longer = from_text(tmp_path)
-    assert len(longer.held_out) > len(first.held_out) and set(reads) == {"val.parquet"}
+    assert len(longer.held_out) > len(first.held_out)
+    assert set(reads) == {"val.parquet"}
     (tmp_path / COUNTS_FILE).write_text('{"torn')
-    assert from_text(tmp_path).train.blocks == first.train.blocks and "train.parquet" in reads
+    assert from_text(tmp_path).train.blocks == first.train.blocks
+    assert "train.parquet" in reads
     assert [path.name for path in tmp_path.glob(".*")] == [COUNTS_FILE]
 
 
@@ -226,7 +237,10 @@ def test_the_newest_row_groups_are_kept_and_the_next_ones_decoded_ahead() -> Non
         assert read(number) == [10 * number]
     assert loads == [0, 1, 2, 3, 4, 1]
     rows.expect(np.array([16, 10, 0, 2]))  # in the background, and only the first few
-    assert read(5) == [50] and not gate.is_set()
+    assert read(5) == [50]
+    assert not gate.is_set()
     gate.set()
-    assert read(8, 5) == [80, 50] and sorted(loads[6:]) == [5, 8]
-    assert read(6, 7) == [60, 70] and sorted(loads[8:]) == [6, 7]
+    assert read(8, 5) == [80, 50]
+    assert sorted(loads[6:]) == [5, 8]
+    assert read(6, 7) == [60, 70]
+    assert sorted(loads[8:]) == [6, 7]

@@ -48,7 +48,8 @@ def test_every_flag_that_is_named_is_there() -> None:
     others = {"--flag", "--set", "--standalone", "--nproc_per_node", "--config", "--print-config", "--json-schema"}
     others |= {flag for name in commands.NAMES for flag in commands.parser_of(name)._option_string_actions}
     settings = {config.flag(name) for name in Settings.model_fields} - {"--phase"}
-    assert len(flags) > 20 and flags <= settings | others
+    assert len(flags) > 20
+    assert flags <= settings | others
 
 
 def test_tasks_models_data_and_ways_of_spreading_are_all_there() -> None:

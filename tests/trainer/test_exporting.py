@@ -122,11 +122,13 @@ def test_an_export_is_replaced_and_nothing_else_is(
     (out / "left over").touch()
     assert main([*command, str(out)]) == 0
     assert (out / "model.safetensors").read_bytes() == first
-    assert not (out / "left over").exists() and not list(tmp_path.glob(".hf*"))
+    assert not (out / "left over").exists()
+    assert not list(tmp_path.glob(".hf*"))
     mine.parent.mkdir()
     mine.touch()
     assert main([*command, str(mine.parent)]) == 2
-    assert mine.exists() and "no earlier export" in capfd.readouterr().err
+    assert mine.exists()
+    assert "no earlier export" in capfd.readouterr().err
 
 
 def test_a_checkpoint_answers_prompts(finished: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -19,7 +19,8 @@ def test_notation() -> None:
     first, second = parse("slow@step=3,seconds=0.5,times=always; exit@step=2, code=3, rank=1;none;")
     assert (first.kind, first.step, first.rank, first.seconds, first.times) == ("slow", 3, 0, 0.5, "always")
     assert (second.kind, second.step, second.rank, second.code, second.times) == ("exit", 2, 1, 3, 1)
-    assert second.text == "exit@step=2,code=3,rank=1" and parse(second.text) == [second]
+    assert second.text == "exit@step=2,code=3,rank=1"
+    assert parse(second.text) == [second]
     assert parse("none") == parse("") == []
 
 
@@ -56,7 +57,8 @@ def test_what_faults_do_at_a_step(tmp_path: Path) -> None:
     assert exit_info.value.code == 3
     assert [injector.before_step(step, 16) for step in (3, 4)] == [True, False]
     began = time.monotonic()
-    assert injector.before_step(5, 16) is False and time.monotonic() - began >= 0.1
+    assert injector.before_step(5, 16) is False
+    assert time.monotonic() - began >= 0.1
 
 
 def test_a_full_disk_waits_for_a_checkpoint(tmp_path: Path) -> None:

@@ -63,7 +63,8 @@ def held_out(split: Split, rank: int = 0, ranks: int = 1, **settings: Any) -> He
 
 def test_an_error_of_the_disk_that_passes_costs_no_sample() -> None:
     fetched = reader(Shaky(2), 0).read(Request(2, 3))
-    assert numbers(fetched) == [2, 3, 4] and not fetched.broken
+    assert numbers(fetched) == [2, 3, 4]
+    assert not fetched.broken
     assert numbers(reader(Shaky(3)).read(Request(2, 3))) == [2, 4, 4]
 
 
@@ -71,8 +72,11 @@ def test_a_broken_sample_is_replaced_by_the_next_readable_one_and_tried_once() -
     split = Rows(20, broken=(7, 8, 19))
     rows_reader = reader(split, 3)
     batch = rows_reader.read(Request(6, 4))
-    assert numbers(batch) == [6, 9, 9, 9] and batch.fields["position"].tolist() == [6, 7, 8, 9]
-    assert sorted(batch.broken) == [7, 8] and "row 8" in batch.broken[8] and "it is torn" in batch.broken[8]
+    assert numbers(batch) == [6, 9, 9, 9]
+    assert batch.fields["position"].tolist() == [6, 7, 8, 9]
+    assert sorted(batch.broken) == [7, 8]
+    assert "row 8" in batch.broken[8]
+    assert "it is torn" in batch.broken[8]
     split.reads.clear()
     again = rows_reader.read(Request(8, 2))
     assert (numbers(again), sorted(again.broken), split.reads) == ([9, 9], [8], [[9, 9]])
@@ -150,9 +154,11 @@ def test_workers_give_what_this_process_would_and_stay_for_another_position() ->
             batch = parallel.next()
             workers |= set(batch.pop("pid").tolist())
             assert all(torch.equal(inline_batch[name], values) for name, values in batch.items())
-        assert len(workers) == 2 and os.getpid() not in workers
+        assert len(workers) == 2
+        assert os.getpid() not in workers
         # Both workers came upon both broken samples, in two epochs; that is still two samples, told once.
-        assert len(parallel.skipped()) == 2 and parallel.skipped() == []
+        assert len(parallel.skipped()) == 2
+        assert parallel.skipped() == []
         parallel.seek(4, 3)
         again = [parallel.next() for _ in range(3)]
         assert [fields["position"].tolist() for fields in again] == [[4, 5, 6], [7, 8, 9], [10, 11, 12]]
@@ -171,7 +177,8 @@ def test_signals_to_the_whole_group_are_for_the_rank_which_still_needs_data() ->
         os.kill(worker, signal.SIGTERM)
         os.kill(worker, signal.SIGINT)
         batch = stream.next()
-        assert batch["position"].tolist() == [4, 5, 6, 7] and pids(batch) == {worker}
+        assert batch["position"].tolist() == [4, 5, 6, 7]
+        assert pids(batch) == {worker}
         with feed(Rows(50), num_workers=1) as another:
             another.seek(0, 4)
             assert psutil.Process(pids(another.next()).pop()).ppid() == server
@@ -224,7 +231,8 @@ def test_all_ranks_together_have_every_held_out_sample_once(
     if not sample_limit or sample_limit >= size:
         assert numbers_read == sorted(set(range(size)) - broken)
     elif not broken:
-        assert len(numbers_read) == sample_limit and (not blocked or numbers_read == list(range(sample_limit)))
+        assert len(numbers_read) == sample_limit
+        assert not blocked or numbers_read == list(range(sample_limit))
 
 
 def test_what_is_left_out_is_reported_and_limited() -> None:
@@ -232,7 +240,8 @@ def test_what_is_left_out_is_reported_and_limited() -> None:
     for _ in range(2):
         batches = list(share.batches(8))
         assert sum(len(fields["number"]) for fields in batches) == 18
-        assert not set().union(*map(pids, batches)) & {os.getpid()} and workers() == []
+        assert not set().union(*map(pids, batches)) & {os.getpid()}
+        assert workers() == []
     assert len(share.skipped()) == 2
     with pytest.raises(TrainerError, match="than 1"):
         list(held_out(Rows(20, broken=(5, 6)), max_broken_samples=1).batches(8))

@@ -98,8 +98,12 @@ def test_metrics_hold_every_step_once_and_the_events_around_them(tmp_path: Path)
     steps = step_lines(tmp_path)
     assert [line["step"] for line in steps] == list(range(1, 13))
     for line in steps:
-        assert line["samples"] == line["step"] * 16 and line["epoch"] == 0 and line["rank"] == 0
-        assert line["step_time"] > line["data_time"] >= 0 and line["grad_norm"] > 0 and line["samples_per_s"] > 0
+        assert line["samples"] == line["step"] * 16
+        assert line["epoch"] == 0
+        assert line["rank"] == 0
+        assert line["step_time"] > line["data_time"] >= 0
+        assert line["grad_norm"] > 0
+        assert line["samples_per_s"] > 0
     assert [line["event"] for line in lines(tmp_path) if "event" in line] == [
         "start",
         "validation",
@@ -113,9 +117,11 @@ def test_metrics_hold_every_step_once_and_the_events_around_them(tmp_path: Path)
     [end] = events(tmp_path, "end")
     assert {"total_steps": 12, "world_size": 1, "batch_size": 8, "grad_accum": 2}.items() <= start.items()
     last = events(tmp_path, "validation")[-1]
-    assert end["test_accuracy"] == last["val/accuracy"] and last["step"] == 12
+    assert end["test_accuracy"] == last["val/accuracy"]
+    assert last["step"] == 12
     saved = events(tmp_path, "checkpoint")[-1]
-    assert saved["bytes"] == Path(saved["path"]).stat().st_size and saved["seconds"] > 0
+    assert saved["bytes"] == Path(saved["path"]).stat().st_size
+    assert saved["seconds"] > 0
 
 
 def test_a_flipped_byte_is_reported_and_the_one_before_is_used(
@@ -163,7 +169,8 @@ def test_a_loss_that_is_not_finite_ends_the_run_before_it_is_saved(tmp_path: Pat
     with pytest.raises(FloatingPointError, match="loss is nan and the gradient norm nan at step 8"):
         train(tmp_path, *flags)
     last = step_lines(tmp_path)[-1]
-    assert last["step"] == 8 and math.isnan(last["loss"])
+    assert last["step"] == 8
+    assert math.isnan(last["loss"])
     assert checkpoints(tmp_path)[-1] == "step_00000007.pt"
     assert train(tmp_path, *flags, "--resume", "auto") == 0
     assert all(math.isfinite(line["loss"]) for line in step_lines(tmp_path)[8:])
@@ -174,7 +181,8 @@ def test_a_full_disk_costs_a_checkpoint_and_not_the_run(tmp_path: Path, capsys: 
     assert train(tmp_path, *flags) == 0
     assert checkpoints(tmp_path) == ["step_00000003.pt", "step_00000009.pt"]
     [failed] = events(tmp_path, "checkpoint_failed")
-    assert failed["step"] == 6 and "No space left on device" in failed["error"]
+    assert failed["step"] == 6
+    assert "No space left on device" in failed["error"]
     assert "step_00000006.pt was not written" in capsys.readouterr().err
 
 
@@ -182,7 +190,8 @@ def test_a_run_that_cannot_save_its_end_has_failed(tmp_path: Path, capsys: pytes
     flags = ("--steps", "9", "--checkpoint-every", "3", "--inject", "disk_full@step=4,times=always")
     assert train(tmp_path, *flags) == 1
     said = capsys.readouterr().err.splitlines()[-1]
-    assert said.startswith(f"trainer: checkpoint {tmp_path}") and "No space left on device" in said
+    assert said.startswith(f"trainer: checkpoint {tmp_path}")
+    assert "No space left on device" in said
     assert checkpoints(tmp_path) == ["step_00000003.pt"]
     assert events(tmp_path, "end") == []
 
@@ -266,7 +275,8 @@ def test_settings_that_this_machine_cannot_meet(
 ) -> None:
     assert train(tmp_path, *flags) == 2
     error = capsys.readouterr().err
-    assert error.startswith(f"trainer: {message}") and error.count("\n") == 1
+    assert error.startswith(f"trainer: {message}")
+    assert error.count("\n") == 1
 
 
 def test_a_small_language_model_learns(tmp_path: Path) -> None:
@@ -285,7 +295,8 @@ def test_garbage_is_looked_for_at_the_given_steps_alone(tmp_path: Path, monkeypa
 
     def counted(self: Loop) -> tuple[bool, bool]:
         at["step"] = self.progress.step + 1
-        assert not gc.isenabled() and gc.get_freeze_count() > 10_000
+        assert not gc.isenabled()
+        assert gc.get_freeze_count() > 10_000
         # Enough new objects that Python would look for garbage several times.
         self.garbage = [[] for _ in range(20_000)]  # type: ignore[attr-defined]
         return step(self)

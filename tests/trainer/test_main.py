@@ -42,7 +42,8 @@ def test_after_an_error_a_rank_with_nccl_goes_without_waiting_for_the_others(
     monkeypatch.setattr("os._exit", ended)
     with pytest.raises(EndedError) as end:
         main(["--device", "cpu"])
-    assert end.value.args == (code,) and not leaves
+    assert end.value.args == (code,)
+    assert not leaves
     assert capsys.readouterr().err.endswith(expected)
     monkeypatch.setattr(world, "leaving_may_wait", lambda: False)
     if isinstance(error, TrainerError):

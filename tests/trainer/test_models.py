@@ -30,7 +30,8 @@ def test_each_named_network_maps_samples_to_logits(name: str) -> None:
     if isinstance(data, Images):
         assert logits.shape == (3, len(data.classes))
     else:
-        assert logits.shape[:2] == (3, data.context) and logits.shape[2] >= data.vocabulary
+        assert logits.shape[:2] == (3, data.context)
+        assert logits.shape[2] >= data.vocabulary
     logits.sum().backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
     for dropout in (0.0, 0.5):

@@ -44,7 +44,9 @@ def test_first_values_are_distributed_as_those_of_an_ordinary_model(name: str) -
     assert values_by_name.keys() == expected.keys()
     for key, values in values_by_name.items():
         reference = expected[key].detach()
-        assert values.shape == reference.shape and values.dtype == reference.dtype and torch.equal(values, whole[key])
+        assert values.shape == reference.shape
+        assert values.dtype == reference.dtype
+        assert torch.equal(values, whole[key])
         if reference.numel() >= 1000:
             assert values.std().item() == pytest.approx(reference.std().item(), rel=0.2), key
         if reference.numel() > 1 and reference.std() == 0:  # such as norms and biases
@@ -59,6 +61,7 @@ def test_a_parameter_that_nothing_sets_is_refused() -> None:
 
     with without_memory():
         model = nn.Sequential(nn.Linear(2, 2), Odd())
-    assert model[0].weight.is_meta and not nn.Linear(2, 2).weight.is_meta
+    assert model[0].weight.is_meta
+    assert not nn.Linear(2, 2).weight.is_meta
     with pytest.raises(TrainerError, match="Odd does not set the first values"):
         list(first_values(model))

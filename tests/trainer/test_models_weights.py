@@ -59,7 +59,8 @@ def test_a_head_for_other_classes_starts_afresh(tmp_path: Path, name: str, head:
     built = tuned(tmp_path, name, data)
     torch.manual_seed(8)
     fresh = build_model(small_settings(name), data).state_dict()
-    assert len(built.fresh) == 2 and all(key.startswith(head) for key in built.fresh)
+    assert len(built.fresh) == 2
+    assert all(key.startswith(head) for key in built.fresh)
     for key, tensor in built.model.state_dict().items():
         if key in built.fresh:
             assert torch.equal(tensor, fresh[key])
@@ -102,7 +103,8 @@ def test_a_shorter_context_takes_the_first_positions(tmp_path: Path, name: str) 
     built = tuned(tmp_path, name)
     loaded = inner(built)
     [table] = (key for key, tensor in loaded.items() if tensor.shape != source[key].shape)
-    assert built.fresh == () and torch.equal(loaded[table], source[table][:16])
+    assert built.fresh == ()
+    assert torch.equal(loaded[table], source[table][:16])
     with pytest.raises(TrainerError, match=r"\(24, 32\), the model's \(48, 32\)"):
         tuned(tmp_path, name, text(vocabulary, 48))
 

@@ -193,6 +193,7 @@ def test_a_stop_during_a_write_in_the_background_leaves_the_checkpoint_of_the_st
     assert train(tmp_path, *flags, "--async-checkpoints") == 0
     [stop] = events(tmp_path, "stop")
     choice = choose("auto", tmp_path / "checkpoints")
-    assert not choice.rejected and choice.path is not None
+    assert not choice.rejected
+    assert choice.path is not None
     assert [path.name for path in (tmp_path / "checkpoints").glob("*.pt")] == [f"step_{stop['step']:08d}.pt"]
     assert load(choice.path)["step"] == stop["step"] >= steps[0]

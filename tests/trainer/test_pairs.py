@@ -122,7 +122,9 @@ def test_a_run_ends_with_a_checkpoint_that_one_process_can_read(case: Case, two_
     assert bool(events(tmp_path, "batch_found")) == (case["batch"] == "auto")
     assert any((tmp_path / "checkpoints").glob("best_model.*")) == (case["validated"] == "for the best")
     choice: ResumeChoice = choose("auto", tmp_path / "checkpoints")
-    assert choice.path is not None and not choice.rejected
+    assert choice.path is not None
+    assert not choice.rejected
     state = load(choice.path)
-    assert state["step"] == last and len(state["model"]) > 5
+    assert state["step"] == last
+    assert len(state["model"]) > 5
     assert (len(state["ema"]) > 0) == (case["averaged"] == "ema")

@@ -77,8 +77,10 @@ def test_every_part_of_a_sharded_checkpoint_is_written_once(four_ranks: Ranks, t
 
 def test_ranks_drop_different_activations_of_their_own_parts_and_the_same_of_all_others(two_ranks: Ranks) -> None:
     (inside, outside), (other_inside, other_outside) = two_ranks.run(checks.draws, 0.5)
-    assert outside == other_outside and len(outside) == 2
-    assert not set(inside) & set(other_inside) and len(set(inside)) == 4
+    assert outside == other_outside
+    assert len(outside) == 2
+    assert not set(inside) & set(other_inside)
+    assert len(set(inside)) == 4
     # A second pass gives the same gradients, as a resumed or recomputed step needs.
     assert two_ranks.run(checks.draws, 0.5)[0] == (inside, outside)
     (inside, outside), (other_inside, other_outside) = two_ranks.run(checks.draws, 0.0)

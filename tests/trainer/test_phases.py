@@ -44,7 +44,8 @@ def test_shares_of_steps_add_up_exactly(parts: list[int], steps: int) -> None:
     try:
         phases = unfold(run)
     except SettingsError as error:
-        assert "too few steps" in str(error) and steps * min(parts) / sum(parts) < 1.01
+        assert "too few steps" in str(error)
+        assert steps * min(parts) / sum(parts) < 1.01
         return
     assert sum(phase.steps for phase in phases) == steps
     assert all(abs(phase.steps - steps * part / sum(parts)) <= 1.01 for phase, part in zip(phases, parts, strict=True))
@@ -73,7 +74,8 @@ def test_shares_of_steps_add_up_exactly(parts: list[int], steps: int) -> None:
 def test_a_wrong_phase_is_one_line_with_its_name(phases: tuple[dict[str, Any], ...], said: list[str]) -> None:
     with pytest.raises(SettingsError) as raised:
         unfold(Settings(phases=phases))
-    assert mentions(str(raised.value), *said) and "\n" not in str(raised.value)
+    assert mentions(str(raised.value), *said)
+    assert "\n" not in str(raised.value)
 
 
 def test_the_phase_of_a_step() -> None:

@@ -70,7 +70,8 @@ def test_only_the_assistants_words_and_the_end_of_its_turn_are_learnt(tmp_path: 
         assert decoded(tokenizer, encoded.tokens) == tokenizer.rendered(row["messages"])
         # The prompt at inference equals the prompt in training.
         prompt = tokenizer.prompt(row["messages"][:-1])
-        assert encoded.tokens[: len(prompt)].tolist() == prompt and encoded.learn[len(prompt)]
+        assert encoded.tokens[: len(prompt)].tolist() == prompt
+        assert encoded.learn[len(prompt)]
 
 
 def test_special_tokens_in_what_a_user_writes_are_text(folder: Path) -> None:
@@ -117,7 +118,8 @@ def test_every_document_is_in_one_row_and_rows_are_not_too_long(lengths: list[in
 def test_every_token_of_a_text_is_predicted_once(length: int, row: int) -> None:
     document = Encoded(np.arange(length, dtype=np.uint32), np.arange(length) > 0)
     tokens, marks = pack(split_document(document, row), row, pad=99)
-    assert tokens.shape == marks.shape and tokens.shape[1] == row
+    assert tokens.shape == marks.shape
+    assert tokens.shape[1] == row
     assert sorted(tokens[(marks & LEARN) > 0].tolist()) == list(range(1, length))
     # The token before each of them is the one that comes before it in the text.
     places = np.argwhere((marks & LEARN) > 0)
@@ -155,7 +157,8 @@ def test_all_kinds_of_files_become_rows_with_their_masks(tmp_path: Path, folder:
     parquet.write_table(pa.table({"messages": chats[20:]}), place / "chats.parquet", row_group_size=7)
 
     done = prepare(PreparationPlan((place,), folder, context=96, held_out=5), out, processes=2)
-    assert done.finished and done.documents == 70
+    assert done.finished
+    assert done.documents == 70
     tokenizer = Tokenizer(folder)
     pieces = [piece for content in (*texts, *chats) for piece in split_document(tokenizer.document(content), 97)]
     expected = [(piece.tokens, piece.learn & (np.arange(len(piece.learn)) > 0)) for piece in pieces]
@@ -165,7 +168,9 @@ def test_all_kinds_of_files_become_rows_with_their_masks(tmp_path: Path, folder:
     def count(pieces: list[tuple[Any, Any]]) -> Counter[tuple[Any, ...]]:
         return Counter((*tokens.tolist(), *learn.tolist()) for tokens, learn in pieces)
 
-    assert train and held_out and count(train + held_out) == count(expected)
+    assert train
+    assert held_out
+    assert count(train + held_out) == count(expected)
     # The same document is never on both sides.
     assert not count(train).keys() & count(held_out).keys()
     meta = json.loads((out / "meta.json").read_text())
@@ -207,7 +212,8 @@ def test_after_a_kill_it_goes_on_and_the_files_are_the_same(tmp_path: Path, fold
     wait_until(lambda: not is_alive(process.pid), PATIENCE_SECONDS, "the end of its own processes with it")
     before = {path: path.stat().st_mtime_ns for path in out.glob("*.bin")}
     listed = [json.loads(line)["slice"] for line in journal.read_text().splitlines()[1:] if line.endswith("}")]
-    assert 4 <= len(listed) < 60 and not (out / "meta.json").exists()
+    assert 4 <= len(listed) < 60
+    assert not (out / "meta.json").exists()
     assert prepare(plan, out).finished
     slices = [out / f"train-{number:05d}.bin" for number in listed]
     assert all(path.stat().st_mtime_ns == before[path] for path in slices), "a finished slice was done again"
@@ -235,7 +241,8 @@ def test_what_cannot_be_used_is_named_in_one_line(content: bytes, name: str, say
     with pytest.raises(TrainerError) as raised:
         for part in documents.list_slices((tmp_path / name,)):
             list(documents.read_documents(part, "text"))
-    assert says in str(raised.value) and "\n" not in str(raised.value)
+    assert says in str(raised.value)
+    assert "\n" not in str(raised.value)
 
 
 def test_too_few_documents_are_refused(tmp_path: Path, folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -243,7 +250,8 @@ def test_too_few_documents_are_refused(tmp_path: Path, folder: Path, capfd: pyte
     arguments = ["prepare", str(tmp_path / "a.txt"), "--tokenizer", str(folder), "--out", str(tmp_path / "out")]
     assert main([*arguments, "--context", "32"]) == 1
     (line,) = [line for line in capfd.readouterr().err.splitlines() if not line.startswith("prepare:")]
-    assert line.startswith("trainer: ") and "documents are too few" in line
+    assert line.startswith("trainer: ")
+    assert "documents are too few" in line
     assert not (tmp_path / "out" / "meta.json").exists()
 
 
@@ -255,6 +263,7 @@ def test_a_folder_with_other_tokens_is_left_alone(
     before = files(tmp_path)
     assert main([*arguments, str(folder), "--context", "64"]) == 0
     assert main([*arguments, str(folder), "--context", "65"]) == 2
-    assert files(tmp_path) == before and "name another folder" in capfd.readouterr().err
+    assert files(tmp_path) == before
+    assert "name another folder" in capfd.readouterr().err
     assert main([*arguments, str(tmp_path / "in"), "--context", "64"]) == 1
     assert main(["prepare", "--contxt", "64"]) == 2

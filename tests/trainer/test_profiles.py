@@ -133,7 +133,8 @@ def is_trained(name: str, output: Path) -> bool:
     # The checkpoint lies where the profile looks for checkpoints.
     last = max((output / "checkpoints").glob(read(name)["checkpoints"]["pattern"]))
     state = load(last)
-    assert state["step"] == steps and state["config"]["model"] == params(name).get("model", "auto")
+    assert state["step"] == steps
+    assert state["config"]["model"] == params(name).get("model", "auto")
     assert bool(state["ema"]) == (params(name).get("ema", 0.0) > 0 or name == "contrastive-phases")
     assert (output / "checkpoints" / "best_model.pt").exists() == params(name).get("best_checkpoint", False)
     assert last.with_suffix(".shards").exists() == params(name).get("sharded_checkpoints", False)
@@ -187,9 +188,8 @@ def test_the_chat_profile_shows_answers_and_ends_in_a_model_that_answers(
     (prepared,) = events(tmp_path / "out", "prepared")
     assert prepared["documents"] == 80
     answers = events(tmp_path / "out", "answer")
-    assert {answer["step"] for answer in answers} == {2} and all(
-        answer["prompt"].startswith("user") for answer in answers
-    )
+    assert {answer["step"] for answer in answers} == {2}
+    assert all(answer["prompt"].startswith("user") for answer in answers)
     (exported,) = events(tmp_path / "out", "export")
     capfd.readouterr()
     prompt = answers[0]["prompt"].removeprefix("user\n").removesuffix("assistant\n").strip()
@@ -217,20 +217,24 @@ def test_the_chat_profile_killed_in_preparing_and_in_training_ends_in_the_same_m
         wait_until(lambda: journal.is_file() and journal.read_text().count("\n") > 4, PATIENCE_SECONDS)
     finally:
         process.kill()
-    assert process.wait() == -signal.SIGKILL and not (killed / "tokens" / "meta.json").exists()
+    assert process.wait() == -signal.SIGKILL
+    assert not (killed / "tokens" / "meta.json").exists()
     wait_until(lambda: not is_alive(process.pid), PATIENCE_SECONDS, "the end of its own processes with it")
     assert start(killed, "kill@step=6").wait() == -signal.SIGKILL
-    assert step_lines(killed)[-1]["step"] == 5 and not (killed / "hf").exists()
+    assert step_lines(killed)[-1]["step"] == 5
+    assert not (killed / "hf").exists()
     assert start(killed, "kill@step=6").wait() == 0
     assert start(undisturbed, "none").wait() == 0
 
-    assert [event["step"] for event in events(killed, "resume")] == [4] and not events(undisturbed, "resume")
+    assert [event["step"] for event in events(killed, "resume")] == [4]
+    assert not events(undisturbed, "resume")
     for part, least in (("tokens", 40), ("hf", 4)):
         first, second = (
             {path.name: path.read_bytes() for path in (run / part).iterdir() if path.suffix not in ("", ".jsonl")}
             for run in (killed, undisturbed)  # a journal has its lines in the order in which slices were finished
         )
-        assert first == second and len(first) > least
+        assert first == second
+        assert len(first) > least
     assert answer_of(killed / "hf", "Count from 2.") == answer_of(undisturbed / "hf", "Count from 2.")
 
 

@@ -104,7 +104,8 @@ def test_a_stop_in_a_phase_that_leaves_ranks_out_ends_all_of_them(
     flags = ("--phases", phases, "--checkpoint-every", "0", "--validate-every", "0")
     two_ranks.run(train_until, tmp_path, 5, *flags, signalled=requested)
     [stop] = events(tmp_path, "stop")
-    assert stop["reason"] == "SIGTERM" and 5 <= stop["step"] < 5000
+    assert stop["reason"] == "SIGTERM"
+    assert 5 <= stop["step"] < 5000
     assert checkpoints(tmp_path)[-1] == f"step_{stop['step']:08d}.pt"
 
 
@@ -126,7 +127,8 @@ def test_a_checkpoint_of_any_kind_goes_on_in_one_process_without_a_jump(
     [resume] = events(tmp_path, "resume")
     assert resume["step"] == saved
     for line, reference in zip(step_lines(tmp_path)[-6:], step_lines(plain)[-6:], strict=True):
-        assert line["step"] == reference["step"] and line["samples"] == reference["samples"]
+        assert line["step"] == reference["step"]
+        assert line["samples"] == reference["samples"]
         assert line["loss"] == pytest.approx(reference["loss"], rel=1e-3)
 
 
@@ -140,7 +142,8 @@ def test_epochs_and_the_best_have_checkpoints_of_their_own(tmp_path: Path) -> No
     best = json.loads((folder / "best_model.json").read_text())
     measured = {event["step"]: event["val/loss"] for event in events(tmp_path, "validation")}
     assert best["value"] == min(measured.values()) == measured[best["step"]]
-    assert best["settings"]["batch_size"] == 120 and load(folder / "best_model.pt")["step"] == best["step"]
+    assert best["settings"]["batch_size"] == 120
+    assert load(folder / "best_model.pt")["step"] == best["step"]
 
 
 @table(
@@ -177,7 +180,8 @@ def test_a_checkpoint_of_another_optimizer_goes_on_only_with_a_fresh_state(
     assert mentions(capsys.readouterr().err, "--optimizer adamw", "sgd")
     assert train(tmp_path, *flags, "--reset-optimizer", "--grad-accum", "3") == 0
     said = capsys.readouterr().out
-    assert "sgd instead of adamw" in said and mentions(said, "24 samples per step", "16")
+    assert "sgd instead of adamw" in said
+    assert mentions(said, "24 samples per step", "16")
     assert [line["step"] for line in step_lines(tmp_path)] == [1, 2, 3, 4]
 
 

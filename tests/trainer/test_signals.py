@@ -86,7 +86,8 @@ def test_stop_is_a_request_however_often_it_comes(number: signal.Signals) -> Non
 def test_usr1_asks_for_a_checkpoint_only() -> None:
     with Signals(30) as signals:
         send(signal.SIGUSR1)
-        assert signals.save and not signals.stop
+        assert signals.save
+        assert not signals.stop
 
 
 def test_interrupting_again_later_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,4 +152,5 @@ def test_the_timeout_of_a_stop_holds_in_later_phases(tmp_path: Path) -> None:
     wait_until(lambda: metrics.exists() and '"step": 3' in metrics.read_text(), PATIENCE_SECONDS)
     process.send_signal(signal.SIGTERM)
     _, error = process.communicate(timeout=PATIENCE_SECONDS)
-    assert process.returncode == 1 and "Timeout (0:00:01" in error
+    assert process.returncode == 1
+    assert "Timeout (0:00:01" in error

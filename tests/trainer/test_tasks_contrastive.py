@@ -115,7 +115,8 @@ def test_ranks_together_are_one_process_with_the_joined_batch(
     settings = {"hard_negatives": hardest, "temperature": 0.2}
     loss, expected = two_micro_batches(ALONE, 12, settings)
     answers = several.run(two_micro_batches, 12 // several.size, settings)
-    assert len({share for share, _ in answers}) == several.size and len(expected) == 4
+    assert len({share for share, _ in answers}) == several.size
+    assert len(expected) == 4
     assert sum(share for share, _ in answers) / several.size == pytest.approx(loss, rel=1e-5)
     for _, gradients in answers:
         assert all(torch.allclose(*pair, rtol=1e-4, atol=1e-6) for pair in zip(gradients, expected, strict=True))

@@ -70,7 +70,8 @@ def test_each_token_is_predicted_from_those_before_and_perplexity_is_the_exponen
     expected = float(-right.log().mean().detach())
     assert float(task(fields).detach()) == pytest.approx(expected, rel=1e-5)
     sums = {name: float(value) for name, value in task.measure(fields).items()}
-    assert sums["count"] == 2 * 4 and set(task.metrics) == set(task.summary(sums))
+    assert sums["count"] == 2 * 4
+    assert set(task.metrics) == set(task.summary(sums))
     assert task.summary(sums) == pytest.approx({"loss": expected, "perplexity": math.exp(expected)}, rel=1e-5)
 
 
@@ -133,12 +134,15 @@ def test_as_many_tokens_of_every_sample_are_hidden_and_the_rest_stays(
     targets = fields["targets"]
     assert torch.equal(raw["tokens"], before)
     assert places.shape == targets.shape == (len(positions), max(1, round(share * context)))
-    assert (places.diff(dim=1) > 0).all() and places.min() >= 0 and places.max() < context
+    assert (places.diff(dim=1) > 0).all()
+    assert places.min() >= 0
+    assert places.max() < context
     original = before[:, :-1]
     assert torch.equal(original.gather(1, places), targets)
     untouched = torch.ones_like(original, dtype=torch.bool).scatter_(1, places, False)
     assert torch.equal(inputs[untouched], original[untouched])
-    assert inputs.min() >= 0 and inputs.max() <= VOCABULARY
+    assert inputs.min() >= 0
+    assert inputs.max() <= VOCABULARY
     for i, position in enumerate(positions):  # the same whatever is in its batch
         alone = task.transform(training=True)({"tokens": before[i : i + 1]}, np.array([position]))
         assert all(torch.equal(alone[name][0], fields[name][i]) for name in fields)
@@ -158,7 +162,8 @@ def test_hidden_tokens_are_masked_replaced_or_kept_eight_to_one_to_one() -> None
     assert replaced.unique().tolist() == list(range(VOCABULARY))
     # Every place is as likely: 60 of 400 windows, with a deviation of 7.
     counts = torch.bincount(fields["places"].flatten(), minlength=200)
-    assert counts.min() > 25 and counts.max() < 95
+    assert counts.min() > 25
+    assert counts.max() < 95
 
 
 def test_only_hidden_places_count() -> None:

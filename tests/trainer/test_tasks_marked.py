@@ -65,13 +65,16 @@ def batch(tokens: Path, first: int, count: int) -> tuple[dict[str, Tensor], dict
 def test_the_loss_is_that_of_the_assistants_tokens_of_each_document_alone(tokens: Path, model: str) -> None:
     task = objective(tokens, model)
     raw, fields = batch(tokens, 0, 6)
-    assert len(documents(raw)) > 9 and raw["learn"].any() and not raw["learn"].all()
+    assert len(documents(raw)) > 9
+    assert raw["learn"].any()
+    assert not raw["learn"].all()
     expected, count = alone(task, raw)
     assert float(task.weight(fields)) == pytest.approx(count / fields["targets"].numel())
     loss = float(expected.detach() / count)
     assert float((task(fields) / task.weight(fields)).detach()) == pytest.approx(loss, rel=1e-6)
     measured = {name: float(value) for name, value in task.measure(fields).items()}
-    assert measured["count"] == count and task.summary(measured)["loss"] == pytest.approx(loss)
+    assert measured["count"] == count
+    assert task.summary(measured)["loss"] == pytest.approx(loss)
 
 
 def test_only_positions_keep_documents_apart(tokens: Path) -> None:

@@ -86,12 +86,15 @@ def test_a_crop_is_a_part_of_the_image_of_the_promised_size_and_shape() -> None:
     assert (down + np.abs(top) <= 1 + 1e-6).all()
     area = np.abs(across) * down
     whole = (np.abs(across) > 0.999) | (down > 0.999)
-    assert area[~whole].min() >= 0.2 - 1e-6 and area.max() <= 1 + 1e-6
+    assert area[~whole].min() >= 0.2 - 1e-6
+    assert area.max() <= 1 + 1e-6
     ratio = np.abs(across) / down
-    assert (ratio >= 3 / 4 - 1e-6).all() and (ratio <= 4 / 3 + 1e-6).all()
+    assert (ratio >= 3 / 4 - 1e-6).all()
+    assert (ratio <= 4 / 3 + 1e-6).all()
     assert 0.47 < (across < 0).mean() < 0.53
     for factor in (contrast, brightness):
-        assert 0.6 <= factor.min() < 0.61 and 1.39 < factor.max() <= 1.4
+        assert 0.6 <= factor.min() < 0.61
+        assert 1.39 < factor.max() <= 1.4
 
 
 def test_a_move_shifts_whole_pixels_and_brings_in_black() -> None:
@@ -124,7 +127,8 @@ def test_the_loss_is_a_mean_and_smoothed_in_training_only() -> None:
     assert torch.allclose(task(fields), functional.cross_entropy(logits, fields["label"], label_smoothing=0.2))
     measured = task.measure(fields)
     assert torch.allclose(measured["loss"], functional.cross_entropy(logits, fields["label"], reduction="sum"))
-    assert measured["count"] == 8 and not measured["loss"].requires_grad
+    assert measured["count"] == 8
+    assert not measured["loss"].requires_grad
     halves = [{name: value[part] for name, value in fields.items()} for part in (slice(4), slice(4, 8))]
     assert torch.allclose((task(halves[0]) + task(halves[1])) / 2, task(fields))
 
@@ -142,7 +146,8 @@ def test_sums_over_batches_become_means() -> None:
         "accuracy": pytest.approx(float((ranks == 0).float().mean())),
         "top5_accuracy": pytest.approx(float((ranks < 5).float().mean())),
     }
-    assert set(task.metrics) == set(means) and set(objective().metrics) == {"loss", "accuracy"}
+    assert set(task.metrics) == set(means)
+    assert set(objective().metrics) == {"loss", "accuracy"}
 
 
 def test_augmented_images_reach_the_model_in_training_only() -> None:
@@ -154,7 +159,8 @@ def test_augmented_images_reach_the_model_in_training_only() -> None:
     fields = training(raw, positions)
     assert torch.equal(fields["changes"], pickle.loads(pickle.dumps(training))(raw, positions)["changes"])
     task(fields)
-    assert isinstance(task.model, Tiny) and task.model.seen is not None
+    assert isinstance(task.model, Tiny)
+    assert task.model.seen is not None
     assert not torch.allclose(task.model.seen, raw["image"] / 255, atol=1e-3)
     for evaluate in (task.measure, task):
         evaluate(held_out(raw, positions))
@@ -180,7 +186,8 @@ def test_bytes_become_normalised_numbers(
     numbers = pixels(images)
     centred = images.double() / 255 - torch.tensor(mean, dtype=torch.float64).view(1, -1, 1, 1)
     expected = (centred / torch.tensor(deviation, dtype=torch.float64).view(1, -1, 1, 1)).float()
-    assert numbers.dtype == torch.float32 and torch.allclose(numbers, expected, atol=1e-6)
+    assert numbers.dtype == torch.float32
+    assert torch.allclose(numbers, expected, atol=1e-6)
     assert torch.allclose(pixels(images.float()), expected, atol=1e-6)
     order = torch.channels_last if channels_last else torch.contiguous_format
     assert numbers.is_contiguous(memory_format=order)

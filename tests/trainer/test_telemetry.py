@@ -61,7 +61,8 @@ def test_lines_of_steps_and_events_in_the_metrics_and_on_the_console(
         {"step": 0, "event": "start", "task": "classify", "name": "x", "step_": "y"},
         {"step": 1, "rank": 0, "epoch": 0, "loss": 1.0, "lr": 0.002},
     ]
-    assert len(records) == 14 and math.isnan(records[-1].pop("val/loss"))
+    assert len(records) == 14
+    assert math.isnan(records[-1].pop("val/loss"))
     assert records[-1] == {"step": 12, "event": "validation", "seconds": 0.1}
     said = [f"step {step}/12  loss {1 / step:.4f}  lr 2.00e-03" for step in (5, 10, 12)]
     assert capsys.readouterr().out.splitlines() == said
@@ -87,7 +88,8 @@ def test_histograms_and_traces_come_at_their_intervals_and_not_in_the_same_step(
     assert [path.name for path in (folder / "traces").iterdir()] == ["step_00000004.json.gz"]
     [trace] = lines(folder / "metrics.jsonl")
     assert (trace["event"], trace["path"]) == ("trace", str(folder / "traces" / "step_00000004.json.gz"))
-    assert " s; " in trace["top"] and trace["seconds"] > 0
+    assert " s; " in trace["top"]
+    assert trace["seconds"] > 0
 
 
 def test_verdicts_are_written_at_their_interval_and_said_when_they_change(
@@ -105,7 +107,9 @@ def test_verdicts_are_written_at_their_interval_and_said_when_they_change(
         (4, "data", 0.6),
         (6, "compute", 0.0),
     ]
-    assert records[0]["event"] == "bottleneck" and "50%" in records[0]["sentence"] and "straggler" not in records[0]
+    assert records[0]["event"] == "bottleneck"
+    assert "50%" in records[0]["sentence"]
+    assert "straggler" not in records[0]
     said = capsys.readouterr().out.splitlines()
     assert [line.split(":")[0] for line in said] == ["bottleneck at step 2", "bottleneck at step 6"]
 

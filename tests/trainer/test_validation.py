@@ -55,14 +55,16 @@ def short_of_memory(world: World, rank: int, most: int, **changes: Any) -> tuple
         session.objective.measure = limited  # type: ignore[method-assign]
         (result, _) = validate(session)
         (again, _) = validate(session)
-        assert result is not None and result == again
+        assert result is not None
+        assert result == again
         return result, session.held_out.reduced_batch, tried
 
 
 def test_fsdp_measures_the_averaged_weights_and_then_computes_with_the_current_ones(two_ranks: Ranks) -> None:
     way: dict[str, Any] = {"task": "lm", "model": "gpt2", "model_options": TINY}
     current, averaged, *_ = expected = around_a_validation(ALONE, **way)
-    assert abs(current - averaged) > 0.01 and expected == [current, averaged] * 2
+    assert abs(current - averaged) > 0.01
+    assert expected == [current, averaged] * 2
     for reshard in (True, False):
         for means_of_rank in two_ranks.run(around_a_validation, parallel="fsdp", reshard_after_forward=reshard, **way):
             assert means_of_rank == pytest.approx(expected, rel=1e-4)
@@ -94,7 +96,9 @@ def test_all_ranks_measure_again_in_smaller_batches_where_one_runs_out_of_memory
     expected = two_ranks.run(means, **flags, validate_samples=40)[0]
     for means_of_rank, batch, tried in two_ranks.run(short_of_memory, 1, 9, **flags):
         assert means_of_rank == pytest.approx(expected, rel=1e-5)
-        assert batch == 8 and tried[0] == 20 and tried[-1] <= 9
+        assert batch == 8
+        assert tried[0] == 20
+        assert tried[-1] <= 9
 
 
 def test_measuring_by_smaller_chunks_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

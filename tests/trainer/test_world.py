@@ -54,5 +54,6 @@ def test_without_a_group_every_exchange_is_the_identity() -> None:
     assert alone.sum(2.0, 3.0) == [2.0, 3.0]
     assert alone.from_main("x") == "x"
     assert alone.gather("x") == ["x"]
-    assert alone.patient() is alone and alone.subgroup(1) == alone
+    assert alone.patient() is alone
+    assert alone.subgroup(1) == alone
     alone.barrier()

@@ -63,7 +63,8 @@ def end_attempt(
     """Write an attempt's end and its consequences. Raises sqlite3.Error with nothing changed."""
     run = get_run(context.connection, task.attempt.run_id)
     attempt = get_attempt(context.connection, task.attempt.run_id, task.attempt.number)
-    assert run is not None and attempt is not None
+    assert run is not None
+    assert attempt is not None
     end = _End(context, task, findings, run, attempt)
     if task.survivors:
         _note_survivors(end)

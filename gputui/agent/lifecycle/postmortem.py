@@ -63,7 +63,8 @@ def postmortem_task(
     resolved = live.resolved
     run = get_run(connection, attempt.run_id)
     fresh = get_attempt(connection, attempt.run_id, attempt.number)
-    assert run is not None and fresh is not None
+    assert run is not None
+    assert fresh is not None
     folder = attempt_dir(context.workspace, run.run_id, attempt.number)
     record = exit_record or {}
     ended_at = time_in(record.get("ended_at")) or min(now, _last_sign_of_life(context, live, folder))

@@ -125,7 +125,9 @@ def test_an_agent_killed_around_the_answer_launches_one_run(
     dispatch.answer_all(supervisor)
     assert supervisor.context.connection.execute("SELECT count(*) FROM runs").fetchone() == (1,)
     answer = answered(supervisor, command_id)
-    assert answer.state == "done" and answer.result is not None and answer.result["state"] == "queued"
+    assert answer.state == "done"
+    assert answer.result is not None
+    assert answer.result["state"] == "queued"
 
 
 def test_a_launch_that_is_withdrawn_while_it_is_carried_out_does_nothing(
@@ -160,7 +162,8 @@ def test_a_command_whose_write_fails_holds_up_no_other_and_is_tried_again(
     monkeypatch.undo()
     assert dispatch.answer_all(supervisor) == 1
     answer = answered(supervisor, failing)
-    assert answer.state == "refused" and "no run" in (answer.reason or "")
+    assert answer.state == "refused"
+    assert "no run" in (answer.reason or "")
 
 
 @table("verb, args", [(verb, args) for verb in (*dispatch.HANDLERS, "nonsense") for args in ARGUMENTS])
@@ -189,7 +192,8 @@ def test_a_resume_looks_for_its_checkpoint_without_holding_up_the_loop(
         return for_person(search, path)
 
     monkeypatch.setattr(runs, "for_person", slow)
-    assert dispatch.answer_all(supervisor) == 0 and supervisor.is_busy()
+    assert dispatch.answer_all(supervisor) == 0
+    assert supervisor.is_busy()
     assert dispatch.answer_all(supervisor) == 0
     assert commands.answer(supervisor.context.connection, command_id) is None
     # Other commands are answered meanwhile.
@@ -212,7 +216,8 @@ def test_a_start_again_changes_the_target_and_the_shell_and_nothing_else(supervi
     assert ask(supervisor, "restart", "demo-1", {"ticket": ticket}).state == "done"
     assert read_spec(path) == replace(before, target=changed.target, shell=shell)
     [text] = supervisor.context.connection.execute("SELECT spec FROM runs").fetchone()
-    assert json.loads(text)["target"]["time"] == "2h" and "secret" not in text
+    assert json.loads(text)["target"]["time"] == "2h"
+    assert "secret" not in text
     assert not ticket_path(workspace, ticket).exists()
 
 
@@ -230,9 +235,11 @@ def test_a_launch_whose_asker_died_is_refused(supervisor: Supervisor) -> None:
 def test_a_secret_is_not_changed_by_a_resume_and_not_stored(supervisor: Supervisor, change: dict[str, str]) -> None:
     launch_run(supervisor, state="failed")
     answer = ask(supervisor, "resume", "demo-1", {"set": change})
-    assert answer.state == "refused" and "secret" in (answer.reason or "")
+    assert answer.state == "refused"
+    assert "secret" in (answer.reason or "")
     stored = json.dumps(supervisor.context.connection.execute("SELECT spec, params FROM runs").fetchall())
-    assert "quite-a-secret" not in stored and "hush-hush" not in stored
+    assert "quite-a-secret" not in stored
+    assert "hush-hush" not in stored
 
 
 def test_a_waiting_run_moves_one_place_and_one_that_runs_does_not(supervisor: Supervisor) -> None:
@@ -247,13 +254,16 @@ def test_a_waiting_run_moves_one_place_and_one_that_runs_does_not(supervisor: Su
         return ask(supervisor, "queue_move", run_id, {"place": place})
 
     answer = go("demo-3", "up")
-    assert answer.result is not None and answer.result["position"] == 2
+    assert answer.result is not None
+    assert answer.result["position"] == 2
     assert order() == ["demo-1", "demo-3", "demo-2"]
     for _ in range(2):
-        assert go("demo-3", "down").state == "done" and order() == ["demo-1", "demo-2", "demo-3"]
+        assert go("demo-3", "down").state == "done"
+        assert order() == ["demo-1", "demo-2", "demo-3"]
     connection.execute("UPDATE runs SET state = 'recovering' WHERE run_id = 'demo-1'")
     refused = go("demo-1", "up")
-    assert refused.state == "refused" and mentions(refused.reason, "demo-1", "recovering")
+    assert refused.state == "refused"
+    assert mentions(refused.reason, "demo-1", "recovering")
 
 
 @table("verb, args, reason", [
@@ -265,7 +275,8 @@ def test_commands_about_alerts_that_are_not_there(
     supervisor: Supervisor, verb: str, args: dict[str, object], reason: str
 ) -> None:
     answer = ask(supervisor, verb, run_id=None, args=args)
-    assert answer.state == "refused" and reason in str(answer.reason)
+    assert answer.state == "refused"
+    assert reason in str(answer.reason)
 
 
 def test_ids_and_names_are_one_space(supervisor: Supervisor) -> None:
@@ -295,7 +306,8 @@ def test_a_waiting_run_is_not_begun_again_for_what_the_queue_says(supervisor: Su
     launch_run(supervisor)
     repository.set_waiting_for(supervisor.context.connection, "demo-1", "waits for a-1, which failed")
     refused = ask(supervisor, "restart", "demo-1", {})
-    assert refused.state == "refused" and mentions(str(refused.reason), "waits for a-1, which failed")
+    assert refused.state == "refused"
+    assert mentions(str(refused.reason), "waits for a-1, which failed")
 
 
 def test_a_run_that_is_stopping_is_not_to_be_stopped_before_it_is_removed(supervisor: Supervisor) -> None:
@@ -303,7 +315,8 @@ def test_a_run_that_is_stopping_is_not_to_be_stopped_before_it_is_removed(superv
     for state, remedy in (("running", "stop it first"), ("stopping", "wait for its end")):
         supervisor.context.connection.execute("UPDATE runs SET state = ?", (state,))
         refused = ask(supervisor, "rm", "demo-1", {})
-        assert refused.state == "refused" and remedy in str(refused.reason)
+        assert refused.state == "refused"
+        assert remedy in str(refused.reason)
 
 
 def test_labels_that_are_not_stored_do_not_stay_in_the_folder(
@@ -327,14 +340,15 @@ def test_a_person_sets_a_gpu_aside_and_clears_it(supervisor: Supervisor) -> None
     done = ask(supervisor, "quarantine_gpu", run_id=None, args={"uuid": "GPU-0", "why": "the fan\x1b[2J rattles"})
     assert done.state == "done"
     gpu = quarantined(connection)["GPU-0"]
-    assert (gpu.actor, gpu.run_id, gpu.since) == ("me", None, NOW) and mentions(gpu.words, "me", "the fan", "rattles")
+    assert (gpu.actor, gpu.run_id, gpu.since) == ("me", None, NOW)
+    assert mentions(gpu.words, "me", "the fan", "rattles")
     assert "\x1b" not in gpu.reason
     assert [gpu.out_of_service for gpu in gpu_availability(supervisor.context) or ()] == [True]
     again = ask(supervisor, "quarantine_gpu", run_id=None, args={"uuid": "GPU-0", "why": "heat"})
-    assert again.state == "refused" and mentions(again.reason or "", "me", "rattles")
+    assert again.state == "refused"
+    assert mentions(again.reason or "", "me", "rattles")
     assert ask(supervisor, "quarantine_gpu", run_id=None, args={"uuid": "GPU-9", "why": "heat"}).state == "refused"
-    assert ask(supervisor, "clear_gpu", run_id=None, args={"uuid": "GPU-0"}).state == "done" and not quarantined(
-        connection
-    )
+    assert ask(supervisor, "clear_gpu", run_id=None, args={"uuid": "GPU-0"}).state == "done"
+    assert not quarantined(connection)
     kinds = [event.kind for event in read_events(connection)]
     assert sorted(filter(None, kinds)) == ["gpu_cleared", "gpu_quarantined"]

@@ -48,8 +48,10 @@ def test_an_alert_is_a_row_and_an_event_and_ends(home: WatchedHome) -> None:
     assert NOW + 30 <= alert.raised_at <= NOW + 33
     home.go_on(70, COOL)
     after = home.all()[0]
-    assert after.cleared_at is not None and after.cleared_because == "back to normal"
-    assert home.events()[0] == alert.sentence and "resolved after" in home.events()[1]
+    assert after.cleared_at is not None
+    assert after.cleared_because == "back to normal"
+    assert home.events()[0] == alert.sentence
+    assert "resolved after" in home.events()[1]
 
 
 def test_the_next_agent_goes_on(home: WatchedHome) -> None:
@@ -61,7 +63,8 @@ def test_the_next_agent_goes_on(home: WatchedHome) -> None:
     assert len(home.all()) == 1
     home.start()
     home.go_on(70, COOL)
-    assert home.lasting() == [] and len(home.all()) == 1
+    assert home.lasting() == []
+    assert len(home.all()) == 1
 
 
 def test_a_gpu_that_the_machine_no_longer_has(home: WatchedHome) -> None:
@@ -77,16 +80,19 @@ def test_the_machine_changes_a_threshold(home: WatchedHome) -> None:
     assert [(alert.rule, alert.severity, alert.threshold) for alert in home.all()] == [("gpu_hot", "error", 50.0)]
     home.workspace.alerts.write_text("gpu_hot: {above: 1}\n")
     home.go_on(8, COOL)
-    assert home.lasting() == ["gpu_hot"] and "stay as they were" in home.events()[-1]
+    assert home.lasting() == ["gpu_hot"]
+    assert "stay as they were" in home.events()[-1]
     home.workspace.alerts.write_text("gpu_hot: off\n")
     home.go_on(8, COOL)
-    assert home.lasting() == [] and home.all()[0].cleared_because == "the rule is off"
+    assert home.lasting() == []
+    assert home.all()[0].cleared_because == "the rule is off"
 
 
 def test_a_silenced_rule_is_stored_and_no_event(home: WatchedHome) -> None:
     alerts.silence(home.connection, "gpu_hot", "gpu", "*", ends_at=home.now + 1000, actor="me")
     home.go_on(40, HOT)
-    assert home.lasting() == ["gpu_hot"] and home.events() == []
+    assert home.lasting() == ["gpu_hot"]
+    assert home.events() == []
     assert home.all()[0].silenced_by == "me"
 
 
@@ -104,7 +110,8 @@ def test_an_xid_is_told_once_and_memory_by_who_holds_it(home: WatchedHome) -> No
 
 def test_a_gpu_that_a_run_claims_and_does_not_use(training: WatchedHome) -> None:
     training.go_on(500, IDLE)
-    assert training.lasting() == ["gpu_underused"] and training.all()[0].run_id == "vit-1"
+    assert training.lasting() == ["gpu_underused"]
+    assert training.all()[0].run_id == "vit-1"
     training.living.clear()
     training.go_on(2, IDLE)
     assert training.all()[0].cleared_because == "no longer applies"
@@ -140,4 +147,5 @@ def test_a_profile_changes_its_own_rules(training: WatchedHome) -> None:
         training.write(step, grad_norm=50.0, lr=0.002)
         training.go_on(1, COOL)
     assert training.lasting() == ["lr_off_schedule"]
-    assert "0.002" in training.all()[0].sentence and "0.001" in training.all()[0].sentence
+    assert "0.002" in training.all()[0].sentence
+    assert "0.001" in training.all()[0].sentence

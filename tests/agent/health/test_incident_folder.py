@@ -69,12 +69,17 @@ def test_everything_is_there_and_no_secret(workspace: Workspace, connection: sql
     assert mentions(files["README.txt"], "rank 1", "GPU memory")
     decision = json.loads(files["decision.json"])
     recorded_evidence = json.loads(files["evidence.json"])
-    assert decision["incident"]["kind"] == "cuda_oom" and decision["decision"]["params"]["batch_size"] == 12
-    assert recorded_evidence["exit"]["code"] == 1 and "tails" not in recorded_evidence
+    assert decision["incident"]["kind"] == "cuda_oom"
+    assert decision["decision"]["params"]["batch_size"] == 12
+    assert recorded_evidence["exit"]["code"] == 1
+    assert "tails" not in recorded_evidence
     log = files["logs/rank1-stderr.txt"]
-    assert len(log) <= LOG_CHARACTERS and log.endswith("logged in with [redacted]\n")
+    assert len(log) <= LOG_CHARACTERS
+    assert log.endswith("logged in with [redacted]\n")
     rows = list(csv.DictReader(files["gpus.csv"].splitlines()))
     assert {row["uuid"] for row in rows} == {"GPU-1"}
     times = [float(row["at"]) - END for row in rows]
-    assert times == sorted(times) and times[0] == -BEFORE_SECONDS
-    assert rows[0]["power_watts"] == "300.0" and rows[0]["temperature_celsius"] == ""
+    assert times == sorted(times)
+    assert times[0] == -BEFORE_SECONDS
+    assert rows[0]["power_watts"] == "300.0"
+    assert rows[0]["temperature_celsius"] == ""

@@ -127,7 +127,8 @@ def test_a_finding_is_shown_once_or_ends_the_attempt(
     assert text.endswith("; ending this attempt") is bool(requested)
     home.begin(policy)
     home.look()
-    assert home.observed() == observed and home.end_requests == requested * 2, "the next agent acts, and tells nothing"
+    assert home.observed() == observed, "the next agent acts, and tells nothing"
+    assert home.end_requests == requested * 2, "the next agent acts, and tells nothing"
 
 
 def test_a_finding_is_kept_where_another_metric_becomes_the_loss(home: MonitoredHome) -> None:
@@ -148,7 +149,8 @@ def test_an_attempt_is_not_ended_for_what_was_asked_about_the_one_before(home: M
     wait_until(lambda: bool(home.look() or home.live.watched), what="the history of attempt 2")
     home.look()
     watched = home.live.watched
-    assert watched is not None and watched.watch.record.number == 2
+    assert watched is not None
+    assert watched.watch.record.number == 2
     assert (home.end_requests, home.observed()) == ([], [])
 
 

@@ -28,7 +28,8 @@ def test_so_many_printed_lines(tmp_path: Path, launcher: str, name: str, end: st
     assert missing_metrics(described, tmp_path, 1, BEGAN) is None
     path.write_bytes(f"a log line{end}".encode() * PRINTED_LINES)
     text = missing_metrics(described, tmp_path, 1, BEGAN)
-    assert text is not None and "patterns" in text
+    assert text is not None
+    assert "patterns" in text
 
 
 def test_the_first_checkpoint_of_the_attempt(tmp_path: Path) -> None:
@@ -40,4 +41,6 @@ def test_the_first_checkpoint_of_the_attempt(tmp_path: Path) -> None:
     assert missing_metrics(described, tmp_path, 1, BEGAN) is None, "one of an earlier attempt"
     os.utime(saved, (BEGAN + 1, BEGAN + 1))
     text = missing_metrics(described, tmp_path, 1, BEGAN)
-    assert text is not None and "ckpt-1" in text and f"{tmp_path}/metrics.jsonl" in text
+    assert text is not None
+    assert "ckpt-1" in text
+    assert f"{tmp_path}/metrics.jsonl" in text

@@ -43,7 +43,9 @@ def test_the_table_of_processes_is_kept_without_secrets(hung: ProcessIdentity, t
     folder = tmp_path / "incidents" / "1"
     dump_stacks([AttemptProcess(hung)], tmp_path, folder, Redactor([SECRET]))
     text = (folder / "processes.txt").read_text()
-    assert str(hung.pid) in text and "time.sleep" in text and SECRET not in text
+    assert str(hung.pid) in text
+    assert "time.sleep" in text
+    assert SECRET not in text
     assert all(path.stat().st_mode & 0o077 == 0 for path in (folder, folder / "processes.txt"))
 
 
@@ -64,12 +66,15 @@ def test_the_rank_that_the_others_wait_for_is_named_from_the_stacks_in_the_logs(
             ranks.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=output))
     processes = []
     for rank, process in enumerate(ranks):
-        assert process.stdout is not None and process.stdout.readline()
+        assert process.stdout is not None
+        assert process.stdout.readline()
         identity = identify(process.pid)
         assert identity is not None
         processes.append(AttemptProcess(identity, rank, 2))
     dumped = dump_stacks(processes, tmp_path / "attempt", tmp_path / "incidents" / "1", Redactor([]))
-    assert dumped is not None and dumped[0] == 1 and "data.py:4 in load" in dumped[1]
+    assert dumped is not None
+    assert dumped[0] == 1
+    assert "data.py:4 in load" in dumped[1]
     assert [process.wait() for process in ranks] == [-6, -6]
     for process in ranks:
         process.stdout.close()  # type: ignore[union-attr]
@@ -93,7 +98,8 @@ def test_no_rank_sees_another_end_before_it_has_written_its_stack() -> None:
         os.close(reader)
         os.close(writer)
     for rank in ranks:
-        assert rank.stdout is not None and rank.stdout.read(1) == b"."
+        assert rank.stdout is not None
+        assert rank.stdout.read(1) == b"."
     identities = [identify(rank.pid) for rank in ranks]
     abort([AttemptProcess(identity) for identity in identities if identity is not None])
     said = [rank.communicate()[1].decode() for rank in ranks]

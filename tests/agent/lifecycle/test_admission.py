@@ -85,13 +85,16 @@ def test_a_run_goes_on_without_a_gpu_that_stays_missing_where_its_profile_allows
     home = WaitingHome(workspace, min_gpus=2)
     home.see(*UUIDS[:3])
     home.turn()
-    assert home.started == [] and "GPU-3 missing" in (home.run_of().waiting_for or "")
+    assert home.started == []
+    assert "GPU-3 missing" in (home.run_of().waiting_for or "")
     home.turn(MISSING_SECONDS)
     home.turn()
     (attempt,) = home.started
-    assert attempt.gpus == UUIDS[:3] and attempt.params == {"batch_size": 8, "grad_accum": 4}
+    assert attempt.gpus == UUIDS[:3]
+    assert attempt.params == {"batch_size": 8, "grad_accum": 4}
     assert "--nproc-per-node=3" in attempt.launch["argv"]
-    assert home.run_of().gpu_count == 3 and set(repository.leases(home.connection)) == set(UUIDS[:3])
+    assert home.run_of().gpu_count == 3
+    assert set(repository.leases(home.connection)) == set(UUIDS[:3])
     assert [event.run_id for event in read_events(home.connection) if event.kind == "gpus_reduced"] == [
         home.run_of().run_id
     ]
@@ -107,7 +110,8 @@ def test_a_run_that_may_not_go_on_with_fewer_stops_and_says_why(
     home.turn(MISSING_SECONDS - 1)
     assert home.run_of().state is RunState.QUEUED
     home.turn(1)
-    assert home.run_of().state is RunState.FAILED and home.started == []
+    assert home.run_of().state is RunState.FAILED
+    assert home.started == []
     assert "GPU-3 is missing" in read_events(home.connection)[-1].message
     assert repository.leases(home.connection) == {}
 
@@ -122,7 +126,8 @@ def test_no_attempt_starts_beside_one_that_lives_although_the_database_does_not_
     with (folder / "attempt.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         home.turn()
-        assert home.started == [] and "attempt 7" in (home.run_of().waiting_for or "")
+        assert home.started == []
+        assert "attempt 7" in (home.run_of().waiting_for or "")
     home.turn()
     assert [attempt.number for attempt in home.started] == [8]
 
@@ -161,7 +166,8 @@ def test_of_runs_that_wait_for_a_gpu_of_each_other_the_first_starts(
         assert home.started == []
         home.turn(seconds)
     (attempt,) = home.started
-    assert attempt.run_id == "a-1" and attempt.gpus == UUIDS[:2]
+    assert attempt.run_id == "a-1"
+    assert attempt.gpus == UUIDS[:2]
     assert connection.execute("SELECT count(*) FROM events WHERE kind = 'gpus_replaced'").fetchone() == (2,)
 
 

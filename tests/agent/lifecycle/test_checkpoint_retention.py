@@ -212,7 +212,8 @@ def test_files_of_others_stay(home: KeptHome) -> None:
     home.saves(10, 20, 30)
     home.end_well()
     home.prune()
-    assert theirs.exists() and home.files() == ["step_1.pt", "step_30.pt"]
+    assert theirs.exists()
+    assert home.files() == ["step_1.pt", "step_30.pt"]
 
 
 # --- any history ------------------------------------------------------------------------------------------------------

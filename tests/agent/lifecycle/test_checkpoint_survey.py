@@ -102,7 +102,8 @@ def test_an_agent_that_was_away_finds_what_was_saved_between_its_looks(home: Che
     assert [row.step for row in home.ledger().values()] == [10, 20, 30]
     home.save("model_40.pt")
     home.scan()
-    assert home.resumable_by_person() == ["model_30.pt"] and home.ledger()["model_40.pt"].origin == "foreign"
+    assert home.resumable_by_person() == ["model_30.pt"]
+    assert home.ledger()["model_40.pt"].origin == "foreign"
 
 
 def test_a_copy_of_an_older_one_is_not_the_newest_and_what_was_copied_away_is_found(home: CheckpointHome) -> None:
@@ -120,7 +121,8 @@ def test_a_copy_of_an_older_one_is_not_the_newest_and_what_was_copied_away_is_fo
     shutil.copytree(home.folder, home.folder.with_name("away"))
     shutil.rmtree(home.folder)
     home.folder.with_name("away").rename(home.folder)
-    assert is_decided(home) and home.resumable_by_person() == ["step_40.pt"]
+    assert is_decided(home)
+    assert home.resumable_by_person() == ["step_40.pt"]
 
 
 @table(("kind", "every"), [(kind, every) for kind in (None, "killed", "user_exception") for every in (1, 10)])
@@ -154,7 +156,8 @@ def test_a_cut_folder_is_not_whole_for_lack_of_what_those_before_it_have(home: C
         if step != 30:
             home.save(f"save_{step}/optimizer.pt")
         home.scan()
-    assert home.end() == ["save_20", "save_10"] and "optimizer.pt" in home.ledger()["save_30"].why
+    assert home.end() == ["save_20", "save_10"]
+    assert "optimizer.pt" in home.ledger()["save_30"].why
 
 
 @pytest.mark.parametrize("is_moved", [False, True])
@@ -215,7 +218,8 @@ def test_a_first_checkpoint_that_was_cut_short_means_the_beginning(
         home.save(f"checkpoint-500/{name}", data)
     home.end()
     choice = for_person(home.search(), None)
-    assert bool(choice.usable) is is_whole and choice.doubted is choice.unreadable is None
+    assert bool(choice.usable) is is_whole
+    assert choice.doubted is choice.unreadable is None
     assert is_whole or "cut short" in choice.refused[0].why
     home.connection.close()
 
@@ -330,14 +334,17 @@ def test_runs_of_one_folder_own_what_lies_beside_their_metrics(home: CheckpointH
     for run_id, path in sources:
         add_source(home.connection, run_id, f"{folder}/{path}", "csv")
     search = search_now(home.services, home.run_of())
-    assert search is not None and search.metric_folders == (str(folder / "logs/version_1"),)
+    assert search is not None
+    assert search.metric_folders == (str(folder / "logs/version_1"),)
     # A neighbour without metrics may have written into that folder as well.
     home.connection.execute("UPDATE metric_sources SET run_id = NULL WHERE run_id = 'b-1'")
     search = search_now(home.services, home.run_of())
-    assert search is not None and search.metric_folders == ()
+    assert search is not None
+    assert search.metric_folders == ()
     home.connection.execute("UPDATE attempts SET checkpoint_folder = '/elsewhere' WHERE run_id = 'b-1'")
     search = search_now(home.services, home.run_of())
-    assert search is not None and str(folder / "logs/version_1") in search.metric_folders
+    assert search is not None
+    assert str(folder / "logs/version_1") in search.metric_folders
 
 
 # --- pruning ----------------------------------------------------------------------------------------------------------
@@ -356,7 +363,8 @@ def test_only_what_is_older_by_the_ledger_is_pruned(home: CheckpointHome) -> Non
     assert prune(home.search(), Keep(9)).removed == ()
     base = str(home.folder / names[0])
     removed = prune(home.search(), Keep(2, [base])).removed
-    assert [PurePath(path).name for path in removed] == ["epoch=2-val_loss=0.90.pt"] and theirs.exists()
+    assert [PurePath(path).name for path in removed] == ["epoch=2-val_loss=0.90.pt"]
+    assert theirs.exists()
 
 
 def test_the_files_of_all_ranks_are_pruned_together(home: CheckpointHome) -> None:
@@ -432,7 +440,8 @@ def test_the_far_side_hears_whose_checkpoints_it_may_take(home: CheckpointHome) 
     home.end()
     home.incident("a-1", 3, "user_exception", "")
     nan, cut = elsewhere()
-    assert (nan["attempt"], nan["failed"]) == (2, False) and begun_at + 30 < nan["until"] < begun_at + 40
+    assert (nan["attempt"], nan["failed"]) == (2, False)
+    assert begun_at + 30 < nan["until"] < begun_at + 40
     # A line that was fetched with others may be as old as the pause before.
     assert elsewhere(poll=30)[0]["until"] == nan["until"] - 25
     assert cut == {"attempt": 3, "until": None, "failed": True, "base": None}
@@ -462,7 +471,8 @@ def test_the_beginning_is_not_taken_for_checkpoints_whose_folder_went_away(
     )  # fmt: skip
     after_failure = examine(task).checkpoints
     by_hand = for_person(home.search(), None)
-    assert after_failure is not None and after_failure.usable == by_hand.usable == ()
+    assert after_failure is not None
+    assert after_failure.usable == by_hand.usable == ()
     assert (after_failure.unreadable is not None) is (by_hand.unreadable is not None) is is_away
     home.folder.mkdir(exist_ok=True)
     shutil.copyfile(away, home.folder / "step_10.pt")
@@ -477,7 +487,8 @@ def test_an_attempt_waits_for_the_folder_of_its_checkpoint_to_come_back(home: Ch
     choose_base(home, "step_10.pt")
     away = (home.folder / "step_10.pt").rename(tmp_path / "step_10.pt")
     assert not is_decided(home)
-    assert home.run_of().state is RunState.QUEUED and "step_10.pt" in (home.run_of().waiting_for or "")
+    assert home.run_of().state is RunState.QUEUED
+    assert "step_10.pt" in (home.run_of().waiting_for or "")
     away.rename(home.folder / "step_10.pt")
     assert is_decided(home)
 
@@ -498,11 +509,13 @@ def test_one_that_another_wrote_again_meanwhile_is_not_begun_from(home: Checkpoi
     home.save("last.pt")
     assert not is_decided(home)
     if remains:
-        assert home.run_of().resume_from == str(home.folder / "step_10.pt") and is_decided(home)
+        assert home.run_of().resume_from == str(home.folder / "step_10.pt")
+        assert is_decided(home)
         (kind,) = home.connection.execute("SELECT kind FROM events ORDER BY event_id DESC").fetchone()
         assert kind == "checkpoint_replaced"
     else:
-        assert home.run_of().state is RunState.FAILED and "last.pt" in (home.run_of().reason or "")
+        assert home.run_of().state is RunState.FAILED
+        assert "last.pt" in (home.run_of().reason or "")
 
 
 # --- read back --------------------------------------------------------------------------------------------------------
@@ -517,4 +530,5 @@ def test_the_ledger_is_read_back_with_what_was_struck_off(home: CheckpointHome) 
     home.connection.execute("DELETE FROM checkpoints")
     assert home.usable() == []
     checkpoint_survey.restore(home.connection, "a-1", home.workspace.run_dir("a-1"))
-    assert home.usable() == before == ["step_50.pt"] and home.resumable_by_person() == ["step_50.pt"]
+    assert home.usable() == before == ["step_50.pt"]
+    assert home.resumable_by_person() == ["step_50.pt"]

@@ -80,9 +80,11 @@ def test_only_what_passes_by_itself_is_waited_for(workspace: Workspace, connecti
         if reason is None:
             assert blocked_by is None, index
         else:
-            assert blocked_by is not None and reason in blocked_by, index
+            assert blocked_by is not None, index
+            assert reason in blocked_by, index
     assert [index for index, gpu in gpus.items() if gpu.out_of_service] == [1, 2, 4]
-    assert gpus[0].free_bytes == (80 << 30) - (600 << 20) and gpus[6].free_bytes is None
+    assert gpus[0].free_bytes == (80 << 30) - (600 << 20)
+    assert gpus[6].free_bytes is None
 
 
 def test_the_gpus_of_this_home_are_chosen_by_its_file_and_a_mistake_changes_nothing(
@@ -107,7 +109,8 @@ def test_the_gpus_of_this_home_are_chosen_by_its_file_and_a_mistake_changes_noth
     for mistake in ("use: 2", "use: [0, 0]", "use: []", "used: [1]"):
         assert unused(mistake) == {"GPU-2"}
     assert [event.kind for event in read_events(connection)] == ["used_gpus_unusable"] * 4
-    assert unused("use: [0, 1, 9]") == {"GPU-2"} and mentions(read_events(connection)[-1].message, "gpus.yaml", "9")
+    assert unused("use: [0, 1, 9]") == {"GPU-2"}
+    assert mentions(read_events(connection)[-1].message, "gpus.yaml", "9")
     # A GPU that appears later is unused as well, also under the next agent.
     used = UsedGpus(context)
     assert unused("use: [2]") == {"GPU-0", "GPU-1"}
@@ -139,16 +142,20 @@ def test_a_process_that_cannot_be_killed_holds_its_gpus_until_it_is_gone(
         for _ in range(3):
             clock[0] += LOOK_SECONDS + 1
             assert not holds.poll()
-        assert holds.uuids() == {"GPU-1"} and holds.next_due() == clock[0] + LOOK_SECONDS
+        assert holds.uuids() == {"GPU-1"}
+        assert holds.next_due() == clock[0] + LOOK_SECONDS
         # The next attempt had another GPU, and ends too.
         holds.begin("a-1", 2, ["GPU-2"])
         assert holds.uuids() == {"GPU-1", "GPU-2"}
         clock[0] += LOOK_SECONDS + 1
-        assert holds.poll() and holds.uuids() == {"GPU-1"}
+        assert holds.poll()
+        assert holds.uuids() == {"GPU-1"}
         assert repository.leases(connection) == {"GPU-1": (("a-1",), None, {})}
         process.kill()
     clock[0] += LOOK_SECONDS + 1
-    assert holds.poll() and holds.next_due() == math.inf
+    assert holds.poll()
+    assert holds.next_due() == math.inf
     assert repository.leases(connection) == {}
     ((kind, message),) = connection.execute("SELECT kind, message FROM events WHERE run_id = 'a-1'").fetchall()
-    assert kind == "gpus_released" and mentions(message, "attempt 1", "GPU-1")
+    assert kind == "gpus_released"
+    assert mentions(message, "attempt 1", "GPU-1")

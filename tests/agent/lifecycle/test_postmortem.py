@@ -30,7 +30,9 @@ def test_a_secret_that_is_a_word_of_the_message_does_not_change_the_verdict(tmp_
     findings = examine(task)
     assert findings.incident.kind == "cuda_oom"
     text = repr(findings)
-    assert REDACTED in text and secret not in text and "hunter2" not in text
+    assert REDACTED in text
+    assert secret not in text
+    assert "hunter2" not in text
     assert any(REDACTED in line for line in findings.incident.evidence_lines)
 
 
@@ -44,5 +46,6 @@ def test_the_time_of_an_attempt_counts_from_its_start(
     record: dict[str, float | None], started_at: float | None, seconds: float | None
 ) -> None:
     counted = count_from_start(record, started_at)
-    assert counted is not None and counted["ran_seconds"] == seconds
+    assert counted is not None
+    assert counted["ran_seconds"] == seconds
     assert count_from_start(None, started_at) is None

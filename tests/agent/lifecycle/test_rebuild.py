@@ -64,7 +64,8 @@ def test_an_early_end_stays_one(context: AgentContext, workspace: Workspace) -> 
     rebuild(context)
     assert find_run(context.connection, "net-1").state is RunState.STOPPED
     (attempt,) = read_attempts(context.connection, "net-1")
-    assert attempt.exit is not None and attempt.exit["short_of"] == [53, 500]
+    assert attempt.exit is not None
+    assert attempt.exit["short_of"] == [53, 500]
 
 
 @pytest.mark.parametrize(

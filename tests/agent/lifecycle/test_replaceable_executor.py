@@ -108,15 +108,18 @@ def test_its_place_is_stored_and_shown_and_waiting_there_is_no_start(home: Couri
     wait_until(lambda: home.placement() is not None, what="the first report")
     run = read_runs(home.connection)[-1]
     placement = run.placement
-    assert run.target == "far" and placement is not None
+    assert run.target == "far"
+    assert placement is not None
     assert (placement.state, placement.reason, placement.nodes) == ("pending", "Priority", ("node1",))
-    assert home.newest().started_at is None and home.state() == "starting"
+    assert home.newest().started_at is None
+    assert home.state() == "starting"
     heard = placement.contact_at
     assert heard is not None
     assert placement_words(run, heard + 1.0)[1] == "text"
     assert "(Priority)" in CliRunner().invoke(ps, obj=Session(home.workspace)).output
     text, style = placement_words(run, heard + UNKNOWN_AFTER_SECONDS)
-    assert "unknown since" in text and style == "warn"
+    assert "unknown since" in text
+    assert style == "warn"
     (home.folder / "far-state").write_text("running")
     wait_until(lambda: home.placement() != placement and home.newest().started_at is not None, what="the start")
     keys = [event.key for event in read_events(home.connection, run_id="a-1") if event.kind == "placed"]

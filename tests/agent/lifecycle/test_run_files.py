@@ -79,6 +79,7 @@ def test_checkpoints_are_found_below_folders_with_special_characters(tmp_path: P
     profile.write_text("script: a.py\ngpus: 0\ncheckpoints: {dir: out, pattern: 'step_*.pt'}\n")
     spec = resolve(load(profile))
     directory = checkpoint_directory(spec, tmp_path)
-    assert directory is not None and spec.checkpoints is not None
+    assert directory is not None
+    assert spec.checkpoints is not None
     [file] = list_checkpoints(directory, spec.checkpoints.pattern)
     assert Path(file.path).name == f"step_1-{name}.pt"

@@ -121,7 +121,8 @@ def test_what_nobody_foresaw_in_one_run_is_told_once_and_left_alone_for_a_while(
     assert supervisor.looks == 1
     supervisor.clock += RUN_REST_SECONDS + 1
     supervisor.poll()
-    assert supervisor.looks == 2 and len(read_events(connection)) == 1
+    assert supervisor.looks == 2
+    assert len(read_events(connection)) == 1
     supervisor.problem = sqlite3.OperationalError("database or disk is full")
     supervisor.clock += RUN_REST_SECONDS + 1
     supervisor.poll()
@@ -143,13 +144,15 @@ def test_checkpoints_that_cannot_be_reached_do_not_keep_a_run_from_ending(
     supervisor.poll()
     assert isinstance(supervisor.attempts["a-1"].phase, Postmortem)
     supervisor.poll()
-    assert run_of(connection).state is RunState.STARTING and run_of(connection).waiting_for is None
+    assert run_of(connection).state is RunState.STARTING
+    assert run_of(connection).waiting_for is None
     supervisor.clock += LATE_SECONDS + 1
     caplog.clear()
     for _ in range(2):
         supervisor.poll()
     run = run_of(connection)
-    assert run.waiting_for is not None and len(caplog.records) == 1
+    assert run.waiting_for is not None
+    assert len(caplog.records) == 1
     # The command has ended, so that its time does not count on.
     assert run.trained_seconds(NOW + 100) == 0.0
     supervisor.clock += EXAMINE_SECONDS + 1
@@ -202,7 +205,8 @@ def test_a_run_ends_when_its_last_command_exited_and_not_when_that_was_examined(
     (folder / "exit.json").write_text(json.dumps({"code": code, "signal": None, "ended_at": NOW - 40}))
     wait_for_ends(supervisor)
     run = run_of(connection)
-    assert run.state.is_over and run.ended_at == attempt_of(connection).ended_at == NOW - 40
+    assert run.state.is_over
+    assert run.ended_at == attempt_of(connection).ended_at == NOW - 40
 
 
 def test_moves_are_recorded_in_the_order_in_which_they_were_made(
@@ -214,7 +218,8 @@ def test_moves_are_recorded_in_the_order_in_which_they_were_made(
         repository.move(connection, run, RunState.STARTING, cause="test", now=NOW + 3600)
         repository.move(connection, run_of(connection), RunState.FAILED, cause="test", now=NOW)
     times = [move.at for move in read_transitions(connection, "a-1")]
-    assert times == sorted(times) and run_of(connection).ended_at == NOW
+    assert times == sorted(times)
+    assert run_of(connection).ended_at == NOW
 
 
 @pytest.mark.parametrize("sign", ["log", "line", "sample", "process"])
@@ -268,7 +273,8 @@ def test_a_run_that_goes_on_after_a_retry_says_so_once_and_what_differs(
             execution.note_running(context, "a-1", 2, "first step read", NOW - 5)
     [event] = [event for event in read_events(connection) if event.kind == "runs_again"]
     assert (event.at, event.attempt) == (NOW - 5, 2)
-    assert mentions(event.message, "step 49 400", "batch_size 64") and "lr" not in event.message
+    assert mentions(event.message, "step 49 400", "batch_size 64")
+    assert "lr" not in event.message
     assert event in read_news(connection, limit=3)
 
 
@@ -289,4 +295,5 @@ def test_a_stop_that_its_target_never_answered_says_what_may_still_run(
     end_one(supervisor, run, code=None, intent="stop", target="lab", given_up="no route", job="7")
     wait_for_ends(supervisor)
     ended = run_of(connection)
-    assert ended.state is RunState.STOPPED and mentions(ended.reason or "", "given up", "no route", "job 7")
+    assert ended.state is RunState.STOPPED
+    assert mentions(ended.reason or "", "given up", "no route", "job 7")

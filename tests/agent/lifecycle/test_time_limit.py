@@ -113,7 +113,8 @@ def test_a_run_is_stopped_at_its_limit_saves_and_goes_on_with_another_one(machin
     _, last = wait_for_end(1)
     machine.wait_for("steps-1", "stopped")
     ((reason,),) = machine.rows("SELECT reason FROM runs")
-    assert mentions(reason, "time limit", "2 s") and "lost" not in reason
+    assert mentions(reason, "time limit", "2 s")
+    assert "lost" not in reason
     assert machine.rows("SELECT count(*) FROM incidents") == [(0,)]
     assert "time limit" in machine.gputui("explain", "steps-1")
     machine.gputui("resume", "steps-1")

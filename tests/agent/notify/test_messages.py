@@ -69,35 +69,44 @@ def test_a_run_that_failed() -> None:
     assert (message.event, message.severity, message.run_id) == ("run_failed", "error", "vit-3")
     assert mentions(message.title, "vit-3", "failed", "5 h")
     values = (INCIDENT.summary, DECISION.reason, "120 steps", "9 min", "1 200", "train/loss 0.4321", "explain vit-3")
-    assert mentions(message.body, *values) and len(message.lines) <= messages.MOST_LINES
+    assert mentions(message.body, *values)
+    assert len(message.lines) <= messages.MOST_LINES
     facts = {"event": "run_failed", "run": "vit-3", "state": "failed", "incident": "cuda_oom", "step": "1200"}
-    assert facts.items() <= message.fields.items() and message.fields["loss"] == "0.4321"
+    assert facts.items() <= message.fields.items()
+    assert message.fields["loss"] == "0.4321"
 
 
 @pytest.mark.parametrize(("state", "event"), [("succeeded", "run_succeeded"), ("stopped", "run_stopped")])
 def test_an_end_without_an_incident_of_its_own(state: str, event: str) -> None:
     facts = replace(FACTS, run=replace(RUN, state=RunState(state), attempt=3))
     message = messages.run_ended(facts, "stopped by anna")
-    assert message.event == event and "stopped by anna" in message.body and INCIDENT.summary not in message.body
+    assert message.event == event
+    assert "stopped by anna" in message.body
+    assert INCIDENT.summary not in message.body
 
 
 def test_a_run_with_a_name_that_never_started() -> None:
     run = replace(RUN, name="my best", ended_seconds=None, ended_at=None, attempt=0)
     message = messages.run_ended(RunNotice(run, 1.0, "ws1"), "no GPU has 900 GiB")
-    assert message.title == "vit-3 (my best) failed" and message.fields["step"] == message.fields["loss"] == ""
+    assert message.title == "vit-3 (my best) failed"
+    assert message.fields["step"] == message.fields["loss"] == ""
 
 
 def test_a_run_that_recovered() -> None:
     message = messages.run_recovered(replace(FACTS, run=replace(RUN, state=RunState.RUNNING, attempt=3)))
-    assert message.event == "run_recovered" and mentions(message.title, "vit-3", "out of GPU memory")
+    assert message.event == "run_recovered"
+    assert mentions(message.title, "vit-3", "out of GPU memory")
 
 
 def test_an_empty_queue_names_what_failed() -> None:
     failed = [replace(RUN, run_id=f"bad-{number}", reason="it broke") for number in range(8)]
     message = messages.queue_empty([*failed, replace(RUN, state=RunState.SUCCEEDED)], "ws1")
-    assert mentions(message.title, "8 failed", "1 succeeded") and message.severity == "warning"
-    assert mentions(message.body, "bad-0: it broke", "bad-4", "3 more") and "bad-5" not in message.body
-    assert message.fields["failed"] == "8" and message.fields["ended"] == "9"
+    assert mentions(message.title, "8 failed", "1 succeeded")
+    assert message.severity == "warning"
+    assert mentions(message.body, "bad-0: it broke", "bad-4", "3 more")
+    assert "bad-5" not in message.body
+    assert message.fields["failed"] == "8"
+    assert message.fields["ended"] == "9"
 
 
 def test_a_study_that_finished() -> None:
@@ -120,10 +129,13 @@ def test_a_study_that_finished() -> None:
 def test_an_alert_and_its_end() -> None:
     raised = messages.alert_raised(ALERT, "ws1")
     assert (raised.event, raised.title, raised.severity) == ("alert", ALERT.sentence, "error")
-    assert ALERT.remedy in raised.body and raised.fields["state"] == "raised"
+    assert ALERT.remedy in raised.body
+    assert raised.fields["state"] == "raised"
     over = messages.alert_over(replace(ALERT, cleared_at=220.0, cleared_because="it is back"), "ws1")
-    assert mentions(over.title, ALERT.sentence) and over.title != raised.title
-    assert mentions(over.body, "2 min", "it is back") and over.fields["state"] == "over"
+    assert mentions(over.title, ALERT.sentence)
+    assert over.title != raised.title
+    assert mentions(over.body, "2 min", "it is back")
+    assert over.fields["state"] == "over"
     assert messages.alert_raised(replace(ALERT, rule="gpu_lost"), "ws1").event == "gpu_lost"
 
 
@@ -132,4 +144,7 @@ def test_texts_from_outside_are_harmless(text: str) -> None:
     failure = Failure(replace(INCIDENT, summary=text), DECISION, attempt=None, next_attempt=None, cost=COST)
     message = messages.run_ended(replace(FACTS, failure=failure), text)
     for line in (message.title, *message.lines, *message.fields.values()):
-        assert "\x1b" not in line and "\n" not in line and "hunter-22" not in line and len(line) <= LINE_CELLS
+        assert "\x1b" not in line
+        assert "\n" not in line
+        assert "hunter-22" not in line
+        assert len(line) <= LINE_CELLS

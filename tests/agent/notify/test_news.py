@@ -110,7 +110,8 @@ Step = Callable[[NewsHome], None]
 )
 def test_the_end_of_a_run(home: NewsHome, states: Sequence[RunState], events: list[str]) -> None:
     add_run(home.connection, "a-1", *states)
-    assert home.turn() == events and home.turn() == []
+    assert home.turn() == events
+    assert home.turn() == []
 
 
 def test_a_recovery_is_told_when_the_run_is_running_again(home: NewsHome) -> None:
@@ -194,10 +195,12 @@ def test_a_queue_is_empty_when_nothing_is_left(home: NewsHome) -> None:
     home.move("b-1", RunState.SUCCEEDED)
     assert home.turn() == ["run_succeeded", "queue_empty"]
     title = home.messages()[-1][1].title
-    assert "1 succeeded" in title and "1 failed" in title
+    assert "1 succeeded" in title
+    assert "1 failed" in title
     add_run(home.connection, "c-1", *LIVES, RunState.SUCCEEDED, now=home.now + 0.5)
     home.turn()
-    assert "1 succeeded" in home.messages()[-1][1].title and "failed" not in home.messages()[-1][1].title
+    assert "1 succeeded" in home.messages()[-1][1].title
+    assert "failed" not in home.messages()[-1][1].title
 
 
 def test_a_study_is_told_and_not_its_trials(home: NewsHome, connection: sqlite3.Connection) -> None:
@@ -223,7 +226,8 @@ def test_an_alert_and_its_end_are_told_to_the_same(home: NewsHome) -> None:
     home.tells("to: standard", "{to: all, min_severity: info}", "{to: later, min_severity: info}")
     for alert_id in (error, warning):
         alerts.clear_alert(home.connection, alert_id, now=home.now, why="it is back")
-    assert home.turn() == ["alert"] * 3 and home.turn() == []
+    assert home.turn() == ["alert"] * 3
+    assert home.turn() == []
     labels = [message.label for message in notices.pending(home.connection)]
     assert labels == ["standard", "all", "all"] * 2
 

@@ -86,8 +86,10 @@ def home(workspace: Workspace, tmp_path: Path) -> Iterator[OutboxHome]:
 def test_a_message_is_sent_once_and_that_is_an_event(home: OutboxHome) -> None:
     home.turn(sends=True)
     home.turn(sends=False)
-    assert home.sent_titles() == ["vit-3 failed"] and home.events() == [("notice_sent", "info")]
-    assert not notices.is_owing(home.connection) and not list(home.workspace.notices.iterdir())
+    assert home.sent_titles() == ["vit-3 failed"]
+    assert home.events() == [("notice_sent", "info")]
+    assert not notices.is_owing(home.connection)
+    assert not list(home.workspace.notices.iterdir())
 
 
 def test_messages_to_one_recipient_are_sent_in_order(home: OutboxHome) -> None:
@@ -129,7 +131,8 @@ def test_what_a_dead_agent_was_sending_is_sent_once(home: OutboxHome) -> None:
     (home.folder / "wait").unlink()
     home.settle()
     home.turn(sends=False)
-    assert home.sent_titles() == ["vit-3 failed"] and home.events() == [("notice_sent", "info")]
+    assert home.sent_titles() == ["vit-3 failed"]
+    assert home.events() == [("notice_sent", "info")]
 
 
 def test_what_a_killed_sender_did_not_send_is_sent_again(home: OutboxHome) -> None:
@@ -155,7 +158,8 @@ def test_a_sender_that_dies_before_it_reads_is_one_that_failed(
     with monkeypatch.context() as patch:
         patch.setattr(sys, "executable", "/bin/false")
         home.turn(sends=True)
-        assert home.events() == [("notice_delayed", "warning")] and not home.outbox.senders
+        assert home.events() == [("notice_delayed", "warning")]
+        assert not home.outbox.senders
     home.now += AGAIN_SECONDS[0]
     home.turn(sends=True)
     assert home.sent_titles() == ["vit-3 failed"]
@@ -168,11 +172,13 @@ def test_a_service_that_does_not_answer_is_told_once(workspace: Workspace) -> No
         home.recipients = {home.recipient.digest: home.recipient}
         home.put("vit-3 failed")
         home.turn(sends=True)
-    assert home.events() == [("notice_sent", "warning")] and not notices.is_owing(home.connection)
+    assert home.events() == [("notice_sent", "warning")]
+    assert not notices.is_owing(home.connection)
 
 
 def test_a_recipient_that_is_no_longer_named_is_not_told(home: OutboxHome) -> None:
     home.outbox.poll({})
-    assert home.sent_titles() == [] and home.events() == [("notice_failed", "error")]
+    assert home.sent_titles() == []
+    assert home.events() == [("notice_failed", "error")]
     assert mentions(read_events(home.connection)[0].message, "notify.yaml")
     assert not notices.is_owing(home.connection)

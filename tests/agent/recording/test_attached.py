@@ -57,7 +57,8 @@ class Recording:
     def end(self, number: int = signal.SIGINT) -> str:
         self.process.send_signal(number)
         _, errors = self.process.communicate(timeout=60)
-        assert self.process.returncode == 0 and "Traceback" not in errors, errors
+        assert self.process.returncode == 0, errors
+        assert "Traceback" not in errors, errors
         return errors
 
 
@@ -70,11 +71,13 @@ def test_a_second_recorder_serves_its_outputs_beside_the_first(machine: Machine)
     first = Recording(machine, "first")
     wait_until(lambda: recorder_of(machine.workspace), what="the first recorder")
     second = Recording(machine, "second")
-    assert second.is_serving() and first.is_serving()
+    assert second.is_serving()
+    assert first.is_serving()
     assert recorder_of(machine.workspace) == first.process.pid
     machine.gputui("--record", "--duration", "1", "--json")
     errors = second.end()
-    assert "records here already" in errors and "recording every" not in errors
+    assert "records here already" in errors
+    assert "recording every" not in errors
     assert first.is_serving()
     kinds = {(line["kind"], line.get("gpu")) for line in second.lines()}
     assert {("gpu", 0), ("gpu", 1), ("host", None)} <= kinds
@@ -139,7 +142,8 @@ def test_what_is_read_back_is_what_was_recorded_and_each_message_once(tmp_path: 
     )
     recorder.flush()
     assert stored.read() == messages
-    assert stored.read() == [] and stored.indices == {"GPU-a": 0, "GPU-b": 1}
+    assert stored.read() == []
+    assert stored.indices == {"GPU-a": 0, "GPU-b": 1}
     recorder.take([later := HostSample(12.5, cpu_percent=4.0)])
     recorder.flush()
     assert stored.read() == [later] == [stored.host]

@@ -63,7 +63,8 @@ def test_the_slow_tier_and_events(recorder: Recorder, connection: sqlite3.Connec
     assert read_gpus(connection, NOW)[1].slow.ecc_uncorrected == 2
     (event,) = read_events(connection)
     assert (event.subject, event.severity) == ("GPU 1", "error")
-    assert "79" in event.message and "fallen off the bus" in event.message
+    assert "79" in event.message
+    assert "fallen off the bus" in event.message
 
 
 def test_a_process_of_ours_is_told_by_its_mark(
@@ -90,7 +91,8 @@ def test_a_process_of_ours_is_told_by_its_mark(
         child.kill()
     (processes,), unknown = connection.execute("SELECT processes FROM gpus ORDER BY position")
     stored = json.loads(processes)[0]
-    assert (stored["run_id"], stored["rank"]) == ("demo-1", 3) and unknown == (None,)
+    assert (stored["run_id"], stored["rank"]) == ("demo-1", 3)
+    assert unknown == (None,)
 
 
 def test_nothing_is_lost_while_the_database_is_locked(

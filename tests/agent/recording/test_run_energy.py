@@ -52,7 +52,8 @@ def test_hours_are_those_of_a_monotonic_clock_where_the_wall_clock_was_set(conne
     connection.execute("UPDATE attempts SET exit = ?", ('{"code": 0, "ran_seconds": 1800.0}',))
     assert run_cost(connection, "a-1", START + 9000).gpu_hours == 1.0
     run = get_run(connection, "a-1")
-    assert run is not None and run.ended_seconds == 1800.0
+    assert run is not None
+    assert run.ended_seconds == 1800.0
 
 
 def test_it_grows_while_the_attempt_runs_and_no_reading_counts_twice(connection: sqlite3.Connection) -> None:
@@ -117,4 +118,5 @@ def test_a_job_of_a_target_costs_the_gpus_that_it_asked_for_while_it_ran(connect
     assert (cost.gpu_hours, cost.energy_joules, cost.attempts[0].is_final) == (2.0, None, True)
     assert study_gpu_hours(connection, "s", START + 9000) == 2.0
     run = get_run(connection, "a-1")
-    assert run is not None and (run.trained_seconds(START + 9000), run.gpu_total) == (1800.0, 4)
+    assert run is not None
+    assert (run.trained_seconds(START + 9000), run.gpu_total) == (1800.0, 4)

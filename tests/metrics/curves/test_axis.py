@@ -37,7 +37,8 @@ def test_epochs_with_fractions_are_taken_as_they_are() -> None:
 
 
 def test_an_epoch_that_has_not_ended_is_of_unknown_length() -> None:
-    assert epoch_pairs([(0, 0), (500, 0)]) == [] and epoch_pairs([]) == []
+    assert epoch_pairs([(0, 0), (500, 0)]) == []
+    assert epoch_pairs([]) == []
 
 
 def test_moments() -> None:
@@ -53,8 +54,10 @@ def test_moments() -> None:
 def test_a_place_tells_when_the_run_was_there() -> None:
     assert Frame("time", 0.0, 10.0, origin_at=100.0).moment_at(3.5) == 103.5
     frame = Frame("step", 0.0, 40.0, origin_at=None, moments=((0.0, 100.0), (10.0, 110.0), (20.0, 500.0)))
-    assert frame.moment_at(5.0) == 105.0 and frame.moment_at(10.0) == 110.0
-    assert frame.moment_at(99.0) == 500.0 and frame.moment_at(-5.0) == 100.0
+    assert frame.moment_at(5.0) == 105.0
+    assert frame.moment_at(10.0) == 110.0
+    assert frame.moment_at(99.0) == 500.0
+    assert frame.moment_at(-5.0) == 100.0
     assert Frame("step").moment_at(1.0) is None
 
 

@@ -54,10 +54,13 @@ def test_over_time(busy: CurvesHome) -> None:
     assert sum(one_bin.points for one_bin in load.bins) == pytest.approx(1000, abs=2)
     assert len(load.bins) <= 2 * REQUEST.bins
     for one_bin in load.bins:
-        assert one_bin.low is not None and one_bin.high is not None
-        assert one_bin.low == pytest.approx(one_bin.first_x / 10) and one_bin.high == pytest.approx(one_bin.last_x / 10)
+        assert one_bin.low is not None
+        assert one_bin.high is not None
+        assert one_bin.low == pytest.approx(one_bin.first_x / 10)
+        assert one_bin.high == pytest.approx(one_bin.last_x / 10)
     # Before second 500 the power was not known.
-    assert lines["power", "GPU-b"].bins[0].first_x >= 498 and lines["power", "GPU-b"].last == 302.0
+    assert lines["power", "GPU-b"].bins[0].first_x >= 498
+    assert lines["power", "GPU-b"].last == 302.0
     assert {one_bin.last for one_bin in lines["host_cpu", None].bins} == {25.0}
 
 
@@ -70,8 +73,10 @@ def test_over_other_axes(busy: CurvesHome) -> None:
         end = load.bins[-1]
         if axis == "step":
             # The first step was done 50 seconds after the attempt began.
-            assert begin.first_x == pytest.approx(0, abs=2) and begin.low == pytest.approx(5.0, abs=0.3), axis
-            assert end.last_x == pytest.approx(899, abs=2) and end.high == pytest.approx(94.9, abs=0.3), axis
+            assert begin.first_x == pytest.approx(0, abs=2), axis
+            assert begin.low == pytest.approx(5.0, abs=0.3), axis
+            assert end.last_x == pytest.approx(899, abs=2), axis
+            assert end.high == pytest.approx(94.9, abs=0.3), axis
         elif axis == "epoch":
             assert end.last_x == pytest.approx(1.9, abs=0.2), axis
         else:
@@ -89,7 +94,8 @@ def test_the_value_at_the_crosshair_is_a_sample_whatever_the_window(busy: Curves
     for window in (None, (0.0, 900.0), (590.0, 620.0)):
         over_time = by_name(busy.ask(replace(REQUEST, cursor=600.5, window=window)).hardware)
         values = {(name, uuid): curve.at_cursor for (name, uuid), curve in over_time.items()}
-        assert values["utilization", "GPU-a"] == 60.0 and values["power", "GPU-b"] == 302.0, window
+        assert values["utilization", "GPU-a"] == 60.0, window
+        assert values["power", "GPU-b"] == 302.0, window
         assert values["host_cpu", None] == 25.0
         by_step = by_name(busy.ask(replace(REQUEST, axis="step", cursor=550.0, window=window)).hardware)
         assert by_step["utilization", "GPU-a"].at_cursor == 60.0, window
@@ -110,7 +116,8 @@ def test_steps_that_were_done_again_show_the_newest_attempt(busy: CurvesHome) ->
     lines = by_name(busy.ask(replace(REQUEST, axis="step")).hardware)
     assert lines["utilization", "GPU-a"].bins[-1].last_x <= 500
     again = [one_bin for one_bin in lines["utilization", "GPU-b"].bins if one_bin.first_x >= 510]
-    assert again and all(one_bin.low is not None and one_bin.low > 120 for one_bin in again)
+    assert again
+    assert all(one_bin.low is not None and one_bin.low > 120 for one_bin in again)
     over_time = by_name(busy.ask(REQUEST).hardware)
     # Nobody trained from five seconds before the second attempt on; the GPU that it left tells nothing any more.
     assert over_time["utilization", "GPU-a"].bins[-1].last_x <= 1195

@@ -46,7 +46,8 @@ def loss(home: CurvesHome, request: ChartRequest = LOSS) -> MetricCurve:
 def test_before_anything_was_measured(home: CurvesHome) -> None:
     home.begin_at(1, 0)
     data = home.ask(LOSS)
-    assert data.names == () and data.frame.start is None
+    assert data.names == ()
+    assert data.frame.start is None
     assert data.curves["loss"].problem == "nothing measured yet"
     assert home.ask(ChartRequest()).curves == {}
 
@@ -114,7 +115,8 @@ def test_steps_that_were_done_again(home: CurvesHome) -> None:
     assert summary(second.bins)[:4] == (1000, 0, -1.0, -1.0)
     assert next(one_bin.gap_before for one_bin in curve.bins if one_bin.low == -1.0)
     over_time = loss(home, replace(LOSS, axis="time", bins=100))
-    assert over_time.redone == () and summary(over_time.bins)[0] == 6000
+    assert over_time.redone == ()
+    assert summary(over_time.bins)[0] == 6000
     trained = loss(home, replace(LOSS, axis="trained", bins=100))
     # Five seconds before the second attempt began the first was over; those are not training.
     assert trained.bins[-1].last_x == over_time.bins[-1].last_x - 5
@@ -180,9 +182,8 @@ def test_epochs(home: CurvesHome, whole: bool) -> None:
         assert one_bin.first is not None
         assert one_bin.first_x == pytest.approx(one_bin.first / 1000, abs=0.07)
     narrow = home.ask(replace(request, window=(2.0, 2.5))).curves["loss"]
-    assert summary(narrow.bins)[2] == pytest.approx(2000, abs=70) and summary(narrow.bins)[3] == pytest.approx(
-        2500, abs=70
-    )
+    assert summary(narrow.bins)[2] == pytest.approx(2000, abs=70)
+    assert summary(narrow.bins)[3] == pytest.approx(2500, abs=70)
 
 
 def test_any_name_can_be_asked_for(home: CurvesHome) -> None:

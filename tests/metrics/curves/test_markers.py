@@ -43,4 +43,5 @@ def test_words(eventful: CurvesHome) -> None:
     assert texts["checkpoint"] == ("ckpt", "checkpoint step_80.pt", 1)
     assert texts["alert"] == ("gpu hot", "It is hot.", 2)
     kind, text, _ = texts["incident"]
-    assert kind == "cuda oom" and "\x1b" not in text
+    assert kind == "cuda oom"
+    assert "\x1b" not in text

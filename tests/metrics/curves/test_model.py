@@ -33,7 +33,8 @@ def test_a_window_shows_a_piece_of_the_average_of_the_whole_run() -> None:
     assert (piece[0].first_x, piece[-1].first_x, len(piece)) == (50.5, 120.0, 71)
     for x in (50.5, 51.0, 77.3, 120.0):
         assert average_at(piece, x) == pytest.approx(average_at(whole, x))
-    assert smooth_bins(bins, 0.8, (300.0, 400.0)) == [] and average_at([], 1.0) is None
+    assert smooth_bins(bins, 0.8, (300.0, 400.0)) == []
+    assert average_at([], 1.0) is None
 
 
 def test_what_is_set_and_what_is_measured() -> None:

@@ -38,7 +38,8 @@ def test_a_curve_ends_at_the_moment(resumed: CurvesHome) -> None:
         curve = then.curves["loss"]
         assert end - within <= curve.bins[-1].last_x <= end, (axis, end, within)
         assert curve.last == 450.0, (axis, end, within)
-        assert [attempt.attempt for attempt in curve.attempts] == [1] and curve.redone == (), (axis, end, within)
+        assert [attempt.attempt for attempt in curve.attempts] == [1], (axis, end, within)
+        assert curve.redone == (), (axis, end, within)
         assert then.frame.end == curve.bins[-1].last_x, (axis, end, within)
         # Cutting leaves the whole curve as it was.
         assert whole.curves["loss"].bins[-1].last_x > curve.bins[-1].last_x, (axis, end, within)
@@ -48,7 +49,8 @@ def test_what_was_redone_later_had_not_been_then(resumed: CurvesHome) -> None:
     whole = resumed.ask(LOSS)
     assert len(whole.curves["loss"].redone) > 0
     before = cut(whole, extent_of(resumed, BEGAN_AT + 1500, 999)).curves["loss"]
-    assert before.redone == () and before.bins[-1].last_x == 999.0
+    assert before.redone == ()
+    assert before.bins[-1].last_x == 999.0
     during = cut(whole, extent_of(resumed, BEGAN_AT + 2100.5, 900)).curves["loss"]
     assert min(one_bin.first_x for one_bin in during.redone) == 800.0
     assert max(one_bin.last_x for one_bin in during.redone) == 999.0

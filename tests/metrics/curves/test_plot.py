@@ -44,4 +44,5 @@ def test_the_nearest_value_finite_or_not() -> None:
     places = {-5.0: 5.0, 0.4: 5.0, 0.6: 4.0, 5.4: 4.0, 5.6: 3.0, 10.0: 3.0, 99.0: math.inf}
     assert {at: value_at(bins, at) for at in places} == places
     assert math.isnan(value_at(bins, 11.1) or 0.0)
-    assert [value_at(bins, 5.4, reach) for reach in (4.3, 4.5)] == [None, 4.0] and value_at((), 1.0) is None
+    assert [value_at(bins, 5.4, reach) for reach in (4.3, 4.5)] == [None, 4.0]
+    assert value_at((), 1.0) is None

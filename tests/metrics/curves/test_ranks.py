@@ -32,7 +32,8 @@ def test_each_rank_has_its_own_curve(home: CurvesHome) -> None:
     home.begin_at(1, 0)
     home.write(*lines(0, 700))  # some reduced, some not
     data = times(home)
-    assert [curve.rank for curve in data.curves] == [0, 1, 2] and not data.is_sampled
+    assert [curve.rank for curve in data.curves] == [0, 1, 2]
+    assert not data.is_sampled
     assert [curve.last for curve in data.curves] == [1.0, 1.0, 2.0]
     assert all(sum(one_bin.points for one_bin in curve.bins) == 700 for curve in data.curves)
     assert {one_bin.high for one_bin in data.curves[2].bins} == {2.0}

@@ -36,7 +36,8 @@ def test_linear_and_time_ticks(
 def test_log_ticks(span: tuple[float, float], most: int) -> None:
     low, high = span
     ticks = log_ticks(low, high, most)
-    assert len(ticks) <= most and ticks == sorted(set(ticks))
+    assert len(ticks) <= most
+    assert ticks == sorted(set(ticks))
     assert all(low * 0.99 <= tick <= high * 1.01 for tick in ticks)
 
 
@@ -55,7 +56,8 @@ def test_a_scale_holds_what_it_was_made_for(first: float, second: float) -> None
 def test_a_log_scale_holds_what_it_was_made_for(span: tuple[float, float]) -> None:
     for low, high in (span, scales.round_outward(*span, "log")):
         scale = scales.value_scale(low, high, "log")
-        assert low <= span[0] and high >= span[1]
+        assert low <= span[0]
+        assert high >= span[1]
         assert scale.place(low) == pytest.approx(0)
         assert scale.place(high) == pytest.approx(1)
         assert scale.place(0.0) is None
@@ -67,7 +69,8 @@ def test_examples() -> None:
     assert linear_ticks(0.1, 0.5, 5) == [0.1, 0.2, 0.3, 0.4, 0.5]
     ends = {9000: 3000, 50_000: 10_000, 7.0: 1.0, 1.2: 0.2, 0.8: 0.2}
     assert {end: whole_ticks(0.0, end, 8)[1] for end in ends} == ends
-    assert whole_ticks(0.0, 8000, 3)[-1] == 8000 and whole_ticks(-10.0, 0.0, 4)[0] == -10
+    assert whole_ticks(0.0, 8000, 3)[-1] == 8000
+    assert whole_ticks(-10.0, 0.0, 4)[0] == -10
     assert log_ticks(0.9, 1100, 6) == [1, 10, 100, 1000]
     assert log_ticks(1, 10, 6) == [1, 2, 5, 10]
     assert log_ticks(1e-8, 1e8, 5) == [1e-8, 1e-4, 1, 1e4, 1e8]

@@ -99,7 +99,8 @@ def test_logarithmic_bins_are_fine_where_x_is_small() -> None:
     bins = series.bins(40)
     assert len(bins) <= 40
     assert sum(one_bin.points for one_bin in bins) == 100_000
-    assert [one_bin.points for one_bin in bins[:2]] == [1, 1] and bins[0].first_x == 1.0
+    assert [one_bin.points for one_bin in bins[:2]] == [1, 1]
+    assert bins[0].first_x == 1.0
     ratios = [one_bin.last_x / one_bin.first_x for one_bin in bins[8:-1]]
     assert max(ratios) < 2.0
     assert series.bins(40, 50.0, 500.0)[0].first_x <= 50.0

@@ -26,7 +26,9 @@ def test_everything_is_shown_from_the_beginning_to_a_round_end() -> None:
 def test_zooming_in_follows_the_newest_point_and_zooming_out_comes_back() -> None:
     near = Viewport().zoomed_in(RUN, None)
     start, end = near.window(RUN)
-    assert end - start == 5000 and start < 9440 <= end and near.end is None
+    assert end - start == 5000
+    assert start < 9440 <= end
+    assert near.end is None
     later = Extent(0.0, 9500.0)
     assert near.window(later) == (start, end)  # it does not move with every point
     assert near.window(Extent(0.0, 12_000.0))[1] > end
@@ -56,7 +58,8 @@ def test_panning_stays_within_the_run_and_follows_at_its_end() -> None:
     right = panned
     for _ in range(100):
         right = right.panned(RUN, 1)
-    assert right.end is None and right.window(RUN)[1] >= 9440
+    assert right.end is None
+    assert right.window(RUN)[1] >= 9440
     assert Viewport().panned(RUN, 1) == Viewport()
 
 
@@ -78,7 +81,8 @@ def test_the_crosshair_steps_from_point_to_point() -> None:
 def test_zooming_and_panning_on_it_keep_the_ratio_of_the_ends() -> None:
     near = Viewport().zoomed_in(LOG, 100.0)
     start, end = near.window(LOG)
-    assert start == pytest.approx(10.0) and end / start == pytest.approx(50_000**0.5)
+    assert start == pytest.approx(10.0)
+    assert end / start == pytest.approx(50_000**0.5)
     assert near.zoomed_out(LOG, 100.0) == Viewport()
     panned = near.panned(LOG, -1)
     assert panned.window(LOG)[1] / panned.window(LOG)[0] == pytest.approx(50_000**0.5)
@@ -86,7 +90,8 @@ def test_zooming_and_panning_on_it_keep_the_ratio_of_the_ends() -> None:
     newest = near
     for _ in range(20):
         newest = newest.panned(LOG, 1)
-    assert newest.end is None and newest.window(LOG)[1] >= 40_000
+    assert newest.end is None
+    assert newest.window(LOG)[1] >= 40_000
     view = Viewport()
     for _ in range(100):
         view = view.zoomed_in(LOG, None)

@@ -64,7 +64,8 @@ def test_a_rate_beside_a_loss(line: str, total: int | None) -> None:
     text = "\n".join(line.format(s=step, v=round(1 / step, 4)) for step in range(1, 30))
     records = watch(text).records
     assert [(record["step"], record.get("total_steps")) for record in records] == [(s, total) for s in range(1, 30)]
-    assert records[-1]["loss"] == 0.0345 and len(records[-1]) == (3 if total else 2)
+    assert records[-1]["loss"] == 0.0345
+    assert len(records[-1]) == (3 if total else 2)
 
 
 @table(
@@ -82,7 +83,8 @@ def test_what_is_said_of_lines_that_are_not_stored(line: str, groups: set[str] |
     assert bool(is_pattern) == (groups is not None)
     if groups is not None:
         expression = re.compile(pattern.removesuffix("']}"))
-        assert set(expression.groupindex) == groups and OutputPatterns([expression.pattern])
+        assert set(expression.groupindex) == groups
+        assert OutputPatterns([expression.pattern])
         assert all(expression.search(text) for text in lines)
 
 

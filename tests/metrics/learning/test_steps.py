@@ -132,9 +132,10 @@ def test_no_value_is_lost_where_places_of_longer_epochs_are_converted() -> None:
     first = watch("\n".join(places("Epoch {e} [{b}/20] loss {v}", (1, 2), range(1, 21))))
     longer = places("Epoch {e} [{b}/27] loss {v}", (1, 2), range(1, 28))
     records = watch("\n".join(longer), first.reader.learned.for_next_attempt).records
-    assert len(records) == 54 and [record["step"] for record in records] == [
+    assert len(records) == 54
+    assert [record["step"] for record in records] == [
         (epoch * 20) + place * 20 // 27 for epoch in (0, 1) for place in range(1, 28)
-    ]  # fmt: skip
+    ]
 
 
 def test_a_test_line_has_names_and_the_step_of_the_training() -> None:

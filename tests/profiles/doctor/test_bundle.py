@@ -91,4 +91,5 @@ def test_what_cannot_be_read_is_left_out_and_named(home: Workspace, tmp_path: Pa
     assert left_out == {**unfit, "record.json": "Is a directory", "agent.log": "not a regular file"}
     with tarfile.open(path) as archive:
         member = archive.extractfile("gputui-bundle/left_out.json")
-        assert member is not None and json.load(member) == left_out
+        assert member is not None
+        assert json.load(member) == left_out

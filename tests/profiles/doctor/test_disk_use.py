@@ -40,7 +40,8 @@ def test_each_file_belongs_to_a_part(home: Home) -> None:
     written(state / "studies" / "lr" / "journal", 0.25)
     use = measure(workspace)
     sizes = {part: size / MIB for part, size in use.parts.items()}
-    assert use.is_whole and sizes.pop("database") > 7
+    assert use.is_whole
+    assert sizes.pop("database") > 7
     assert {part: round(size, 1) for part, size in sizes.items()} == pytest.approx(
         {
             "checkpoints": 6.0, "logs": 4.0, "exports": 1.0, "run files": 0.5, "removed runs": 5.0,
@@ -48,18 +49,18 @@ def test_each_file_belongs_to_a_part(home: Home) -> None:
         },
         abs=0.1,
     )  # fmt: skip
-    assert list(use.runs) == ["vit-1"] and use.runs["vit-1"] / MIB == pytest.approx(10.5, abs=0.1)
+    assert list(use.runs) == ["vit-1"]
+    assert use.runs["vit-1"] / MIB == pytest.approx(10.5, abs=0.1)
 
 
 def test_the_largest_come_first_and_too_little_time_is_told(home: Home) -> None:
     for number in range(1, LARGEST_RUNS + 2):
         written(home.workspace.run_dir(f"a-{number}") / "x.bin", number / 4)
     results = {result.name: result.detail for result in check_disk_use(home.workspace)}
-    assert mentions(results["disk use"], "MiB", home.workspace.state) and "least" not in results["disk use"]
-    assert (
-        mentions(results["disk: largest runs"], "a-6 1.5 MiB", "a-5", "a-2")
-        and "a-1 " not in results["disk: largest runs"]
-    )
+    assert mentions(results["disk use"], "MiB", home.workspace.state)
+    assert "least" not in results["disk use"]
+    assert mentions(results["disk: largest runs"], "a-6 1.5 MiB", "a-5", "a-2")
+    assert "a-1 " not in results["disk: largest runs"]
     assert mentions(results["disk: run files"], "MiB", "gputui rm")
     results = {result.name: result.detail for result in check_disk_use(home.workspace, seconds=-1.0)}
     assert "at least" in results["disk use"]
@@ -72,7 +73,9 @@ def test_a_home_of_another_user_is_freed_by_that_user(home: Home, monkeypatch: p
         monkeypatch.setattr(os, "access", lambda *_, may_write=may_write: may_write)
         parts = [result for result in check_disk_use(home.workspace) if "gputui rm" in result.detail]
         details.append([("owner" in result.detail) for result in parts])
-    assert details[0] and not any(details[0]) and details[1] == [True] * len(details[0])
+    assert details[0]
+    assert not any(details[0])
+    assert details[1] == [True] * len(details[0])
 
 
 def test_a_home_that_is_not_there(tmp_path: Path) -> None:

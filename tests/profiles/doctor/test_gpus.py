@@ -69,7 +69,8 @@ def test_no_driver_fails_only_where_there_is_a_gpu() -> None:
     assert check_driver(nothing, has_hardware=False).status == "warn"
     assert check_driver(GpuReading("simulated"), has_hardware=False).status == "skip"
     missing = check_driver(replace(FIT, problem="GPU 2 does not answer"), has_hardware=True)
-    assert missing.status == "fail" and "GPU 2" in missing.detail
+    assert missing.status == "fail"
+    assert "GPU 2" in missing.detail
 
 
 def test_unhealthy_gpus() -> None:
@@ -83,30 +84,36 @@ def test_unhealthy_gpus() -> None:
         (GpuReading("nvml"), {}, "skip", "no GPUs"),
     ]:
         result = check_health(reading, NotedGpus(quarantined))
-        assert result.status == status and phrase in result.detail, (reading, quarantined, status, phrase)
+        assert result.status == status, (reading, quarantined, status, phrase)
+        assert phrase in result.detail, (reading, quarantined, status, phrase)
 
 
 def test_a_gpu_that_is_left_to_others_is_named_and_no_fault() -> None:
     result = check_health(FIT, NotedGpus(excluded={"GPU-1"}))
-    assert result.status == "pass" and mentions(result.detail, "healthy", "GPU 1", "gpus.yaml")
+    assert result.status == "pass"
+    assert mentions(result.detail, "healthy", "GPU 1", "gpus.yaml")
 
 
 def test_a_narrow_link_counts_under_load_only() -> None:
     narrow = slow_changed(FIT, pcie_width=8)
     loaded = check_pcie(narrow)
-    assert loaded.status == "warn" and mentions(loaded.detail, "GPU 0", "5 ×8 of 5 ×16")
+    assert loaded.status == "warn"
+    assert mentions(loaded.detail, "GPU 0", "5 ×8 of 5 ×16")
     idle = check_pcie(
         replace(narrow, samples={uuid: replace(s, utilization_percent=0.0) for uuid, s in FIT.samples.items()})
     )
-    assert idle.status == "skip" and "idle" in idle.detail
+    assert idle.status == "skip"
+    assert "idle" in idle.detail
     assert check_pcie(replace(FIT, slow={})).status == "skip"
 
 
 def test_topologies() -> None:
     apart = check_topology(replace(FIT, pairs=(GpuPair(0, 1, p2p=False, nvlink=False, path="two CPUs"),), nvlinks={}))
-    assert apart.status == "warn" and mentions(apart.detail, "0-1", "two CPUs")
+    assert apart.status == "warn"
+    assert mentions(apart.detail, "0-1", "two CPUs")
     uneven = check_topology(replace(FIT, nvlinks={0: 18, 1: 17}))
-    assert uneven.status == "warn" and "GPU 1: 17" in uneven.detail
+    assert uneven.status == "warn"
+    assert "GPU 1: 17" in uneven.detail
     assert check_topology(replace(FIT, pairs=(GpuPair(0, 1),))).status == "skip"
     assert check_topology(replace(FIT, facts=FIT.facts[:1])).detail == "fewer than two GPUs"
 
@@ -122,17 +129,21 @@ def test_torch_and_the_driver() -> None:
         ({"torch": None}, FIT, "warn", "has no torch"),
     ]:
         torch = check_interpreter("/env/python", replace(ANSWER, **changes), reading)[1]
-        assert (torch.name, torch.status) == ("torch", status) and phrase in torch.detail, changes
+        assert (torch.name, torch.status) == ("torch", status), changes
+        assert phrase in torch.detail, changes
 
 
 def test_the_driver_is_read_by_the_child(fake_nvml: FakeNvml) -> None:  # noqa: F811
     fake_nvml.configure(["gpus 2"])
     reading = read_gpus(None)
-    assert reading.source == "nvml" and reading.problem is None and reading.driver_version
+    assert reading.source == "nvml"
+    assert reading.problem is None
+    assert reading.driver_version
     assert [gpu.index for gpu in reading.facts] == [0, 1]
     assert {sample.state for sample in reading.samples.values()} == {"ok"}
     for gpu in reading.facts:
-        assert reading.slow[gpu.uuid].pcie_generation is not None and reading.slow[gpu.uuid].pcie_width is not None
+        assert reading.slow[gpu.uuid].pcie_generation is not None
+        assert reading.slow[gpu.uuid].pcie_width is not None
     assert [(pair.first, pair.second) for pair in reading.pairs] == [(0, 1)]
 
 
@@ -154,7 +165,8 @@ def test_only_free_gpus_are_measured() -> None:
 def test_a_gpu_is_held_by_a_lease_here_or_by_a_lock_of_anybody(workspace: Workspace) -> None:
     # Simulated GPUs: their locks are in this home.
     workspace.scenario.touch()
-    assert held_gpus(workspace, FREE, []) == [] and held_gpus(workspace, FREE, ["GPU-1"]) == ["GPU-1"]
+    assert held_gpus(workspace, FREE, []) == []
+    assert held_gpus(workspace, FREE, ["GPU-1"]) == ["GPU-1"]
     locks = GpuLocks.of(workspace).take(["GPU-0"])
     assert held_gpus(workspace, FREE, []) == ["GPU-0"]
     locks.close()
@@ -170,8 +182,11 @@ def test_figures_of_a_fit_machine() -> None:
 def test_slow_copies_and_an_unused_nvlink() -> None:
     slow = replace(FAST, copies=((55e9, 54e9), (12e9, 12e9)), bus_bytes_per_second=9e9)
     copies, reduced = check_bandwidth(slow, FREE, (0, 1))
-    assert copies.status == "warn" and mentions(copies.detail, "GPU 1", "63 GB/s")
-    assert reduced.status == "warn" and "slower than PCIe" in reduced.detail and "NVLink" in (reduced.remedy or "")
+    assert copies.status == "warn"
+    assert mentions(copies.detail, "GPU 1", "63 GB/s")
+    assert reduced.status == "warn"
+    assert "slower than PCIe" in reduced.detail
+    assert "NVLink" in (reduced.remedy or "")
     without = replace(FREE, pairs=(GpuPair(0, 1, p2p=True, nvlink=False),))
     assert check_bandwidth(slow, without, (0, 1))[1].status == "pass"
 
@@ -182,5 +197,7 @@ def test_two_real_processes_on_the_cpu() -> None:
     bandwidth = measure(sys.executable, os.environ, uuids=None)
     assert isinstance(bandwidth, Bandwidth), bandwidth
     assert (bandwidth.backend, bandwidth.world, bandwidth.copies) == ("gloo", 2, ())
-    assert bandwidth.bus_bytes_per_second is not None and bandwidth.bus_bytes_per_second > 1e6
-    assert bandwidth.latency_seconds is not None and 0 < bandwidth.latency_seconds < 1
+    assert bandwidth.bus_bytes_per_second is not None
+    assert bandwidth.bus_bytes_per_second > 1e6
+    assert bandwidth.latency_seconds is not None
+    assert 0 < bandwidth.latency_seconds < 1

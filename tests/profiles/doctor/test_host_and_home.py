@@ -95,7 +95,8 @@ JUDGED: dict[str, list[CheckResult]] = {
 def test_what_is_said_of_figures() -> None:
     for status, results in JUDGED.items():
         for result in results:
-            assert result.status == status and bool(result.remedy) == (status in ("warn", "fail")), result
+            assert result.status == status, result
+            assert bool(result.remedy) == (status in ("warn", "fail")), result
 
 
 def test_this_machine_is_checked(tmp_path: Path) -> None:
@@ -117,17 +118,23 @@ def test_mistakes_in_settings_are_found(tmp_path: Path, monkeypatch: pytest.Monk
     problems = mistakes(workspace)
     assert [mentions(text, name, ":1") for text, name in zip(problems, ("notify.yaml", "gpus.yaml"), strict=True)]
     monkeypatch.setattr(os, "access", lambda path, _: path != workspace.gpus)
-    assert len(mistakes(workspace)) == 2 and len(mistakes(workspace, is_anothers=True)) == 1
-    assert home.check_settings(problems).status == "fail" and home.check_settings([]).status == "pass"
+    assert len(mistakes(workspace)) == 2
+    assert len(mistakes(workspace, is_anothers=True)) == 1
+    assert home.check_settings(problems).status == "fail"
+    assert home.check_settings([]).status == "pass"
 
 
 def test_a_real_write_leaves_nothing_behind(tmp_path: Path) -> None:
     folder = tmp_path / "disk"
     folder.mkdir()
     speed, problem = measure_write(folder, size_bytes=2**20)
-    assert speed is not None and speed > 0 and problem is None and list(folder.iterdir()) == []
+    assert speed is not None
+    assert speed > 0
+    assert problem is None
+    assert list(folder.iterdir()) == []
     speed, problem = measure_write(folder, size_bytes=2**20, deadline_seconds=0.001)
-    assert speed is None and mentions(problem, "0.001 s")
+    assert speed is None
+    assert mentions(problem, "0.001 s")
     assert list(folder.iterdir()) == []
     assert measure_write(tmp_path / "missing", size_bytes=2**20)[1] == os.strerror(errno.ENOENT)
     (tmp_path / "file").touch()
@@ -141,7 +148,9 @@ def test_databases_whole_damaged_and_missing(tmp_path: Path) -> None:
     connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     connection.close()
     state, size, version = read_database(path)
-    assert state == "ok" and size and version
+    assert state == "ok"
+    assert size
+    assert version
     with path.open("r+b") as file:
         file.seek(4096 * 3)
         file.write(b"\xff" * 4096 * 8)

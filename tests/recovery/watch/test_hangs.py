@@ -112,7 +112,8 @@ def test_a_silence_is_explained_by_the_longest_that_ended_well(seconds: float, o
 def test_lines_that_repeat_a_step_are_no_progress_and_events_are() -> None:
     progress = history(1.0, 1.0)
     assert not progress.add([line(2, 50.0), line(2, 60.0)])
-    assert progress.add([line(2, 70.0, "checkpoint")]) and progress.add([line(3, 71.0)])
+    assert progress.add([line(2, 70.0, "checkpoint")])
+    assert progress.add([line(3, 71.0)])
 
 
 def test_a_wait_that_an_event_announced_may_take_long_until_the_next_line() -> None:
@@ -241,7 +242,9 @@ def test_a_hang_is_certain_after_some_looks(quiet: ProgressSilence, worked: bool
         cause, is_certain = watch.assess(look, samples, quiet, 60.0)
         if is_certain:
             break
-    assert at == certain_at and cause is not None and cause.kind == "hang"
+    assert at == certain_at
+    assert cause is not None
+    assert cause.kind == "hang"
 
 
 # --- stacks -----------------------------------------------------------------------------------------------------------
@@ -282,7 +285,8 @@ def test_what_was_there_before_the_first_line_is_not_waited_for(age: float, kind
     for at in (40.0, 42.0):
         look = ProcessSnapshot(at, {None: [reading(), child]}, [], 1, is_closed=True)
         cause, _ = watch.assess(look, {}, quiet, 60.0)
-    assert cause is not None and cause.kind == kind
+    assert cause is not None
+    assert cause.kind == kind
 
 
 def test_a_heartbeat_is_no_life() -> None:

@@ -67,7 +67,9 @@ def test_going_back_to_a_checkpoint_begins_anew() -> None:
     history = MetricHistory()
     for second, step in enumerate([*range(1000, 2200, 100), *range(500, 1700, 100)]):
         history.add(step, {"loss": 1.0 if step > 1700 else 3.0}, float(second))
-    assert history.loss.best.value == 3.0 and history.loss.best.step is not None and history.loss.best.step <= 1600
+    assert history.loss.best.value == 3.0
+    assert history.loss.best.step is not None
+    assert history.loss.best.step <= 1600
 
 
 def test_samples_that_were_skipped_are_counted_by_events_of_all_ranks() -> None:
@@ -89,7 +91,8 @@ def test_samples_that_were_skipped_are_counted_by_events_of_all_ranks() -> None:
 def test_schedules(schedule: RateSchedule, step: int, expected: float) -> None:
     assert schedule.at(step, peak=0.1, total_steps=None) == pytest.approx(expected)
     allowed = expected_rate(schedule, step, {}, 0.1)
-    assert allowed is not None and allowed[0] - 1e-12 <= expected <= allowed[1] + 1e-12
+    assert allowed is not None
+    assert allowed[0] - 1e-12 <= expected <= allowed[1] + 1e-12
 
 
 @table("schedule, values, peak, expected", [

@@ -32,11 +32,15 @@ def test_what_is_left_out_stays_the_standard_and_a_profile_goes_before_the_machi
     shipped = RULES["gpu_hot"]
     assert (hot.limits["above_celsius"], hot.limits["margin_celsius"]) == (80.0, 5.0)
     assert (hot.for_seconds, hot.severity, hot.cooldown_seconds) == (120.0, "error", shipped.cooldown_seconds)
-    assert hot.sources["above_celsius"] == "alerts.yaml" and "margin_celsius" not in hot.sources
-    assert not machine["xid"].enabled and machine["disk"].enabled and machine["shm"].sources == {}
+    assert hot.sources["above_celsius"] == "alerts.yaml"
+    assert "margin_celsius" not in hot.sources
+    assert not machine["xid"].enabled
+    assert machine["disk"].enabled
+    assert machine["shm"].sources == {}
     rules = overrides_from({"slow_steps": {"times_median": 3}})
     rule = with_overrides(machine, rules.rules, "profile")["slow_steps"]
-    assert rule.enabled and rule.limits["times_median"] == 3.0
+    assert rule.enabled
+    assert rule.limits["times_median"] == 3.0
     assert rule.sources == {"enabled": "profile", "times_median": "profile"}
 
 

@@ -208,7 +208,8 @@ def test_what_is_unknown_neither_raises_nor_clears(rule_id: str) -> None:
     stage = Stage(rule_id, **CASES[rule_id].stage)
     assert stage.play(unknown) == []
     assert stage.play(CASES[rule_id].fires) == ["raised"]
-    assert stage.play(unknown) == [] and stage.is_raised
+    assert stage.play(unknown) == []
+    assert stage.is_raised
 
 
 def test_epochs_are_judged_by_the_validation() -> None:

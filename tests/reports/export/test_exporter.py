@@ -97,7 +97,8 @@ def test_a_sink_that_hangs_holds_up_no_other_and_nothing_is_lost(home: ExportedH
     process.turn(time.monotonic())
     home.over()
     wait_until(lambda: not process.turn(time.monotonic()) or len(process.sinks) == 1, what="the good one's end")
-    assert home.steps("good-1") == [0, 1, 2] and home.steps("bad-1") == []
+    assert home.steps("good-1") == [0, 1, 2]
+    assert home.steps("bad-1") == []
     process.turn(time.monotonic() + PATIENCE_SECONDS + 1)
     assert home.kinds() == [("bad-1", "sink_failed"), ("bad-1", "sink_incomplete")]
     home.gate.set()
@@ -136,7 +137,8 @@ def test_a_run_that_is_resumed_or_removed(home: ExportedHome, process: Exporter)
     process.turn(time.monotonic())
     home.over()
     wait_until(lambda: ended(process), what="the end again")
-    assert home.steps("good-1") == [0, 1, 2, 3] and home.kinds() == [("bad-1", "sink_failed")]
+    assert home.steps("good-1") == [0, 1, 2, 3]
+    assert home.kinds() == [("bad-1", "sink_failed")]
 
 
 def test_runs_with_other_settings_of_mlflow_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:

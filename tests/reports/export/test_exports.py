@@ -61,22 +61,29 @@ def test_files_hold_what_was_measured(home: Home, tmp_path: Path) -> None:
     import pyarrow.parquet
 
     counts = {form: write(home, form, tmp_path / f"out.{form}") for form in ("csv", "jsonl", "parquet")}
-    assert counts == {"csv": 4, "jsonl": 8, "parquet": 4} and list(tmp_path.glob("*.new")) == []
+    assert counts == {"csv": 4, "jsonl": 8, "parquet": 4}
+    assert list(tmp_path.glob("*.new")) == []
     with (tmp_path / "out.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [row["loss"] for row in rows] == ["2.0", "", "nan", "1.5"]
-    assert [row["attempt"] for row in rows] == ["1", "1", "1", "2"] and rows[1]["rank"] == "1"
-    assert float(rows[3]["time"]) == NOW + 9.5 and rows[3]["val/acc,uracy"] == "0.75"
+    assert [row["attempt"] for row in rows] == ["1", "1", "1", "2"]
+    assert rows[1]["rank"] == "1"
+    assert float(rows[3]["time"]) == NOW + 9.5
+    assert rows[3]["val/acc,uracy"] == "0.75"
     # JSON lines are those that were written, between the events of the run.
     lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
-    assert lines[0]["event"] == "gputui.run" and lines[0]["params"]["lr"] == 0.5
+    assert lines[0]["event"] == "gputui.run"
+    assert lines[0]["params"]["lr"] == 0.5
     assert lines[2] == {"run": "net-1", "attempt": 1, "step": 0, "time": NOW, "rank": 0, "event": "start"}
-    assert lines[5]["loss"] == "NaN" and lines[7]["attempt"] == 2
+    assert lines[5]["loss"] == "NaN"
+    assert lines[7]["attempt"] == 2
     begun = [(place, line["attempt"]) for place, line in enumerate(lines) if line.get("event") == "gputui.attempt"]
     assert begun == [(1, 1), (6, 2)]
     table = pyarrow.parquet.read_table(tmp_path / "out.parquet")
     losses = table["loss"].to_pylist()
-    assert losses[0] == 2.0 and losses[1] is None and math.isnan(losses[2])
+    assert losses[0] == 2.0
+    assert losses[1] is None
+    assert math.isnan(losses[2])
     assert table["time"].to_pylist()[3] == datetime.fromtimestamp(NOW + 9.5, UTC)
     assert table["step_time"].to_pylist()[1] == 0.25
 
@@ -110,7 +117,8 @@ def test_mlflow(home: Home, tmp_path: Path) -> None:
     assert experiment is not None
     [run] = client.search_runs([experiment.experiment_id])
     assert (run.info.run_name, run.info.status) == ("net-1", "FINISHED")
-    assert run.data.params["lr"] == "0.5" and run.data.tags["gputui.run"] == "net-1"
+    assert run.data.params["lr"] == "0.5"
+    assert run.data.tags["gputui.run"] == "net-1"
     history = client.get_metric_history(run.info.run_id, "loss")
     assert sorted(metric.step for metric in history) == [1, 2, 2]
     assert run.data.metrics["val/acc_uracy"] == 0.75
@@ -138,7 +146,8 @@ def test_a_place_that_cannot_be_written_leaves_nothing(home: Home, tmp_path: Pat
             with pytest.raises(ExportError, match=f"{place} is {what}"):
                 write(home, form, place, replace=True)
         assert Path("/dev/null").is_char_device()
-        assert old.read_bytes() != b"as it was" and len(list(tmp_path.glob("*old*"))) == 1, form
+        assert old.read_bytes() != b"as it was", form
+        assert len(list(tmp_path.glob("*old*"))) == 1, form
 
 
 @pytest.mark.long
@@ -148,7 +157,8 @@ def test_mlflow_takes_every_name() -> None:
         valid = valid_name(name)
         validation._validate_metric_name(valid)
         validation._validate_param_name(valid)
-        assert valid and len(valid) <= validation.MAX_ENTITY_KEY_LENGTH == 250
+        assert valid
+        assert len(valid) <= validation.MAX_ENTITY_KEY_LENGTH == 250
 
 
 def test_an_address_is_shown_without_its_login_only() -> None:

@@ -187,8 +187,10 @@ def test_an_attempt_that_repeats_steps_and_the_story_between(home: Home, tmp_pat
         4, 5, 6, 7, "gputui.end",
     ]  # fmt: skip
     assert lines[0]["params"] == {"lr": 0.5, "api_key": "[redacted]"}
-    assert lines[7]["kind"] == "cuda_oom" and lines[7]["step"] == 5
-    assert lines[9]["resumed_from"] == "step_3.pt" and lines[9]["changed"] == {"batch_size": 256}
+    assert lines[7]["kind"] == "cuda_oom"
+    assert lines[7]["step"] == 5
+    assert lines[9]["resumed_from"] == "step_3.pt"
+    assert lines[9]["changed"] == {"batch_size": 256}
     assert lines[-1]["state"] == "succeeded"
 
 

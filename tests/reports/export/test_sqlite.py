@@ -54,10 +54,12 @@ def test_each_table_holds_the_run_alone_and_every_key_leads_somewhere(home: Home
     }
     assert set(tables) == set(documented)
     assert count == sum(rows(target, f"SELECT count(*) FROM {name}")[0][0] for name in tables)
-    assert rows(target, "PRAGMA foreign_key_check") == [] and rows(target, "PRAGMA integrity_check") == [("ok",)]
+    assert rows(target, "PRAGMA foreign_key_check") == []
+    assert rows(target, "PRAGMA integrity_check") == [("ok",)]
     for name in tables:
         refers = {row[2] for row in rows(target, f"PRAGMA foreign_key_list({name})")}
-        assert refers <= documented[name] and (refers or name in ("runs", "gpus")), name
+        assert refers <= documented[name], name
+        assert refers or name in ("runs", "gpus"), name
     assert rows(target, "SELECT run_id FROM runs") == [(RUN,)]
     finite_points = home.connection.execute("SELECT count(*) FROM metric_points WHERE run_id = ?", (RUN,)).fetchone()[0]
     for question, answer in (

@@ -71,12 +71,15 @@ def test_units_are_base_units_labels_say_who_and_what_is_unknown_is_absent(store
     loss, rate = (value(exposed(store), f"gputui_run_{name}", run="vit-b16-1") for name in ("loss", "learning_rate"))
     assert loss == rate is not None, "the loss is what the run calls so"
     stale = exposed(store, NOW + 3600)
-    assert "gputui_gpu_power_watts{" not in stale and "gputui_host_" not in stale and "gputui_gpu_info{" in stale
+    assert "gputui_gpu_power_watts{" not in stale
+    assert "gputui_host_" not in stale
+    assert "gputui_gpu_info{" in stale
     # Steps that a target wrote after the last contact with it.
     name = "gputui_run_step_age_seconds"
     rank = {"run": "vit-b16-1", "rank": "0"}
     age = value(text, name, **rank)
-    assert age is not None and value(stale, name, **rank) == age + 3600
+    assert age is not None
+    assert value(stale, name, **rank) == age + 3600
     (run,) = [run for run in read_runs(store) if run.run_id == "vit-b16-1"]
     placements.write(store, run.run_id, run.attempt, PlacementView("running", contact_at=NOW + 60))
     assert value(exposed(store, NOW + 3600), name, **rank) == age + 60
@@ -87,7 +90,8 @@ def test_a_divergence_is_told_and_hostile_names_stay_one_harmless_label(home: Ho
     home.attempt("bad-1", 1)
     home.metrics("bad-1", 1, [{"step": 4, "loss": float("nan"), "grad_norm": float("inf"), "rank": 0}])
     text = exposed(home.connection)
-    assert re.search(r"gputui_run_loss\{.*\} NaN", text) and re.search(r"gputui_run_gradient_norm\{.*\} \+Inf", text)
+    assert re.search(r"gputui_run_loss\{.*\} NaN", text)
+    assert re.search(r"gputui_run_gradient_norm\{.*\} \+Inf", text)
     assert "\x1b" not in text
     assert not [line for line in text.splitlines() if line.startswith("gputui_gpu_up")]
 
@@ -113,7 +117,8 @@ def test_rules_and_dashboard_ask_for_what_there_is_with_the_limits_of_gputui(sto
     queried = {
         name for panel in panels for target in panel.get("targets", ()) for name in NAMES.findall(target["expr"])
     }
-    assert len(queried) > 20 and queried <= metrics, queried - metrics
+    assert len(queried) > 20, queried - metrics
+    assert queried <= metrics, queried - metrics
     [group] = yaml.safe_load((FOLDER / "rules.yaml").read_text())["groups"]
     rules = {rule["alert"]: rule for rule in group["rules"]}
     assert set(SAME_RULES) < set(rules)

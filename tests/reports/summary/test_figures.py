@@ -137,7 +137,8 @@ def test_shares_are_of_the_time_and_throughput_counts_as_long_as_it_held() -> No
     assert figures.comm_share == pytest.approx((0.2 + 0.4) / 2)
     assert figures.samples_per_second == pytest.approx(150.0)
     assert figures.peak_memory_bytes == 7e9
-    assert figures.step_seconds is not None and (figures.step_seconds.p50, figures.step_seconds.p95) == (1.0, 3.0)
+    assert figures.step_seconds is not None
+    assert (figures.step_seconds.p50, figures.step_seconds.p95) == (1.0, 3.0)
 
 
 def test_the_gap_is_to_the_training_loss_since_the_validation_before() -> None:
@@ -145,7 +146,8 @@ def test_the_gap_is_to_the_training_loss_since_the_validation_before() -> None:
         1, 0, {"loss": 9.0}, {"event": "validation", "val/loss": 9.5}, {"loss": 2.0}, {"loss": 1.0}, {"val/loss": 1.8}
     )
     validation = measure(rows, [attempt(1, 0)], nothing_expected, USUAL_ROLES).validation
-    assert validation is not None and (validation.step, validation.loss, validation.train_loss) == (4, 1.8, 1.5)
+    assert validation is not None
+    assert (validation.step, validation.loss, validation.train_loss) == (4, 1.8, 1.5)
 
 
 def test_the_best_value_is_of_what_the_profile_names() -> None:
@@ -157,7 +159,8 @@ def test_the_best_value_is_of_what_the_profile_names() -> None:
     ):
         run = facts(measured=measure(rows, [attempt(1, 0)], nothing_expected, roles))
         best = best_of(replace(run, run=replace(run.run, roles=roles, metric=roles.best)))
-        assert best is not None and (best.name, best.value) == (name, value)
+        assert best is not None
+        assert (best.name, best.value) == (name, value)
 
 
 def test_cost_with_prices() -> None:
@@ -192,7 +195,8 @@ def test_scaling_compares_the_newest_run_of_each_number_of_gpus() -> None:
         ("one", 1.0, 1.0), ("two", 1.8, 0.9), ("four", 3.0, 0.75),
     ]  # fmt: skip
     assert efficiency_of("four", [group]) == 0.75
-    assert efficiency_of("one", [group]) is None and efficiency_of("other", [group]) is None
+    assert efficiency_of("one", [group]) is None
+    assert efficiency_of("other", [group]) is None
 
 
 def test_speed_up_efficiency_and_where_time_went() -> None:
@@ -213,7 +217,8 @@ def test_speed_up_efficiency_and_where_time_went() -> None:
 def test_what_is_not_told_is_unknown() -> None:
     _, last = scaling_rows([facts("x1"), facts("x2", 2, measured=measured_speed(0.1, None))])
     assert (last.speed, last.speed_up, last.efficiency, last.extra_comm_seconds) == (None, None, None, None)
-    assert last.to_json()["step_seconds"] == 0.1 and last.to_json()["efficiency"] is None
+    assert last.to_json()["step_seconds"] == 0.1
+    assert last.to_json()["efficiency"] is None
     assert scaling_rows([]) == []
 
 
@@ -251,7 +256,8 @@ def test_gate() -> None:
         ("parallel_efficiency", facts(), None, "skip", None),
     ]:
         [verdict] = [gate_verdict for gate_verdict in judge(run, efficiency, {}) if gate_verdict.gate == gate]
-        assert verdict.outcome == outcome and verdict.text, (gate, run, efficiency, outcome, figure)
+        assert verdict.outcome == outcome, (gate, run, efficiency, outcome, figure)
+        assert verdict.text, (gate, run, efficiency, outcome, figure)
         assert verdict.figure == (None if figure is None else pytest.approx(figure)), gate
         assert {gate_verdict.outcome for gate_verdict in judge(run, efficiency, {}) if gate_verdict.gate != gate} == {
             "skip"

@@ -62,7 +62,8 @@ class RayCluster:
         return JobsApi(self.target())
 
     def takes_jobs(self) -> bool:
-        assert self.head is not None and self.head.poll() is None, (self.folder / "head.out").read_text()[-2000:]
+        assert self.head is not None, (self.folder / "head.out").read_text()[-2000:]
+        assert self.head.poll() is None, (self.folder / "head.out").read_text()[-2000:]
         try:
             done = self.api().submit({"entrypoint": "true", "submission_id": "first", "entrypoint_num_cpus": 0.0})
         except UnreachableError:

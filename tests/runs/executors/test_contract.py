@@ -31,12 +31,16 @@ def test_a_run_goes_there_with_its_code_and_comes_back_line_by_line(home: Target
     assert sent.stat().st_mode & 0o077 == 0
     if home.copies_code:
         code = Path(json.loads(sent.read_text())["cwd"])
-        assert (code / "steps.py").is_file() and not (code / "ignored.bin").exists()
+        assert (code / "steps.py").is_file()
+        assert not (code / "ignored.bin").exists()
     home.finish(run_id)
     record = home.record(run_id)
-    assert record["target"] == home.name and record["placement"]["state"] == "ended"
-    assert len(record["placement"]["nodes"]) == 1 and record["placement"]["job"]
-    assert "done" in home.machine.gputui("logs", run_id) and home.name in home.machine.gputui("show", run_id)
+    assert record["target"] == home.name
+    assert record["placement"]["state"] == "ended"
+    assert len(record["placement"]["nodes"]) == 1
+    assert record["placement"]["job"]
+    assert "done" in home.machine.gputui("logs", run_id)
+    assert home.name in home.machine.gputui("show", run_id)
 
 
 def test_a_resume_continues_from_what_a_stop_saved_with_the_code_as_it_is(home: TargetHome) -> None:
@@ -63,7 +67,8 @@ def test_a_script_that_fails_goes_on_from_its_checkpoint_with_the_same_code(home
         (home.code / "steps.py").write_text("raise SystemExit('edited after the launch')")
     home.machine.wait_for(run_id, "succeeded", timeout=home.wait_seconds)
     first, second = home.record(run_id)["attempts"]
-    assert first["incident"]["kind"] == "user_exception" and second["state"] == "succeeded"
+    assert first["incident"]["kind"] == "user_exception"
+    assert second["state"] == "succeeded"
     assert home.steps(run_id) == [*range(26), *range(20, 60)]
 
 
@@ -72,8 +77,10 @@ def test_a_run_without_an_interpreter_there_fails_with_its_reason_and_can_be_rem
     run_id = home.launch()
     home.machine.wait_for(run_id, "failed", timeout=home.wait_seconds)
     record = home.record(run_id)
-    assert "/nope/python" in record["reason"] and len(record["reason"].splitlines()) == 1
-    assert record["attempts"][0]["incident"]["kind"] == "launch_failed" and len(record["attempts"]) == 1
+    assert "/nope/python" in record["reason"]
+    assert len(record["reason"].splitlines()) == 1
+    assert record["attempts"][0]["incident"]["kind"] == "launch_failed"
+    assert len(record["attempts"]) == 1
     assert "failed" in home.machine.gputui("stop", "--now", run_id, code=3)
     home.machine.gputui("rm", run_id)
     wait_until(lambda: not home.remote_folder(run_id).exists(), home.wait_seconds, "nothing left there")

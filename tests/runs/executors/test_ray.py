@@ -63,7 +63,8 @@ class Forgetful(JobsApi):
 
 def test_a_stop_ends_what_a_cluster_that_does_not_answer_never_got(tmp_path: Path) -> None:
     runner = RayRunner(ray_attempt(tmp_path))
-    assert not ray_turn(runner) and runner.contacts.problem is not None
+    assert not ray_turn(runner)
+    assert runner.contacts.problem is not None
     runner.stop = {"at": 1.0, "at_once": False, "asked": False}
     assert ray_turn(runner)
 
@@ -74,15 +75,18 @@ def test_a_job_that_waited_too_long_for_its_cluster_is_submitted_again(tmp_path:
     api = Crowded(dict(runner.target))
     runner.api = api
     for turns in range(1, 4):
-        assert not ray_turn(runner) and runner.status is not None
-        assert runner.status.state == "pending" and len(api.records) == turns
+        assert not ray_turn(runner)
+        assert runner.status is not None
+        assert runner.status.state == "pending"
+        assert len(api.records) == turns
         if turns < 3:
             api.fail("JOB_SUPERVISOR_ACTOR_START_TIMEOUT")
     assert not (folder / "exit.json").exists()
     # Once a person has stopped the run, no new job replaces one that waited too long.
     runner.stop = {"at": 1.0, "at_once": False, "asked": False}
     api.fail("JOB_SUPERVISOR_ACTOR_START_TIMEOUT")
-    assert any(ray_turn(runner) for _ in range(UNSEEN_LOOKS)) and len(api.records) == 3
+    assert any(ray_turn(runner) for _ in range(UNSEEN_LOOKS))
+    assert len(api.records) == 3
     assert json.loads((folder / "exit.json").read_text())["stop_requested"]
 
 
@@ -98,7 +102,8 @@ def test_a_job_that_its_cluster_has_forgotten_has_ended(tmp_path: Path) -> None:
     for _ in range(UNSEEN_LOOKS):
         is_over = ray_turn(runner)
     record = json.loads((folder / "exit.json").read_text())
-    assert is_over and record.get("ended_by") == "node_fail"
+    assert is_over
+    assert record.get("ended_by") == "node_fail"
 
 
 def test_the_reason_of_a_failed_job_is_without_its_output(tmp_path: Path) -> None:

@@ -100,7 +100,8 @@ def test_only_what_its_course_wrote_is_taken(remote_folder: RemoteFolder) -> Non
     assert remote_folder.newest_name(of(2)) is None
     remote_folder.save("step_30.pt", 5.0)
     assert remote_folder.newest_name(of(1), of(2)) == "step_30.pt"
-    assert remote_folder.newest_name() is None and remote_folder.newest_name(of(7)) is None
+    assert remote_folder.newest_name() is None
+    assert remote_folder.newest_name(of(7)) is None
 
 
 def test_what_was_written_after_numbers_went_wrong_is_not(remote_folder: RemoteFolder) -> None:

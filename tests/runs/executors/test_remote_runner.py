@@ -131,7 +131,8 @@ def test_a_job_that_is_put_into_the_queue_again_has_not_ended(folder: Path, word
     (runner.remote / "exit.json").write_text(json.dumps({"code": 0, "signal": None, "stop_requested": False}))
     record = end_of(runner)
     assert (record["code"], record.get("ended_by")) == (0, None)
-    assert len(target.submitted) == 1 and target.cancelled == []
+    assert len(target.submitted) == 1
+    assert target.cancelled == []
 
 
 @pytest.mark.parametrize(("number", "unlisted"), [(None, 3), ("2026", 0)])
@@ -143,8 +144,11 @@ def test_a_job_whose_number_was_not_said_is_followed_and_none_is_submitted_besid
     runner = Doctored(target)
     while not turn(runner) and len(target.states) > 1:
         pass
-    assert not turn(runner) and runner.status is not None and runner.status.job == JOB
-    assert len(target.submitted) == 1 and target.cancelled == []
+    assert not turn(runner)
+    assert runner.status is not None
+    assert runner.status.job == JOB
+    assert len(target.submitted) == 1
+    assert target.cancelled == []
 
 
 def test_a_contact_counts_once_all_metrics_are_here(folder: Path) -> None:
@@ -153,14 +157,14 @@ def test_a_contact_counts_once_all_metrics_are_here(folder: Path) -> None:
     first = runner.contacts.newest_at
     runner.contacts.is_behind = True
     turn(runner)
-    assert first is not None and runner.contacts.newest_at == first and runner.contacts.due_at <= time.monotonic()
+    assert first is not None
+    assert runner.contacts.newest_at == first
+    assert runner.contacts.due_at <= time.monotonic()
     runner.contacts.is_behind = False
     turn(runner)
-    assert (
-        runner.contacts.newest_at is not None
-        and runner.contacts.newest_at > first
-        and runner.contacts.due_at > time.monotonic()
-    )
+    assert runner.contacts.newest_at is not None
+    assert runner.contacts.newest_at > first
+    assert runner.contacts.due_at > time.monotonic()
     placed = json.loads((folder / "placement.json").read_text())
     assert (placed["contact_at"], placed["poll_seconds"]) == (runner.contacts.newest_at, runner.contacts.poll_seconds)
 
@@ -229,9 +233,11 @@ def test_a_stop_ends_an_attempt_that_was_never_submitted(folder: Path) -> None:
     target = Target(folder, None)
     target.is_reached = False
     runner = Doctored(target)
-    assert not turn(runner) and runner.contacts.problem is not None
+    assert not turn(runner)
+    assert runner.contacts.problem is not None
     stop(runner)
-    assert end_of(runner, within=1)["stop_requested"] and not target.submitted
+    assert end_of(runner, within=1)["stop_requested"]
+    assert not target.submitted
 
 
 def test_a_missing_program_refuses_what_was_not_submitted_and_ends_nothing_that_was(
@@ -240,7 +246,8 @@ def test_a_missing_program_refuses_what_was_not_submitted_and_ends_nothing_that_
     runner = Doctored(Target(folder, listed("running")))
     turn(runner)
     monkeypatch.setattr(runner, "jobs", missing)
-    assert not turn(runner) and runner.contacts.problem is not None
+    assert not turn(runner)
+    assert runner.contacts.problem is not None
     for path in runner.folder.glob("*.json"):
         if path.name != "attempt.json":
             path.unlink()
@@ -254,14 +261,17 @@ def test_a_stop_at_once_gives_up_a_target_that_does_not_answer(folder: Path) -> 
     begin(runner)
     target.is_reached = False
     stop(runner)
-    assert not turn(runner) and runner.contacts.due_at < time.monotonic() + MAX_PAUSE_OF_STOP_SECONDS
+    assert not turn(runner)
+    assert runner.contacts.due_at < time.monotonic() + MAX_PAUSE_OF_STOP_SECONDS
     stop(runner, at_once=True)
     assert not turn(runner)
-    assert runner.stop is not None and runner.contacts.newest_at is not None
+    assert runner.stop is not None
+    assert runner.contacts.newest_at is not None
     runner.stop["at"] -= GIVE_UP_SECONDS
     runner.contacts.newest_at -= GIVE_UP_SECONDS
     record = end_of(runner, within=1)
-    assert record["stop_requested"] and (record["given_up"], record["job"]) == ("nobody answers", JOB)
+    assert record["stop_requested"]
+    assert (record["given_up"], record["job"]) == ("nobody answers", JOB)
 
 
 def test_one_that_ended_well_before_its_stop_arrived_has_succeeded(folder: Path) -> None:
@@ -271,7 +281,8 @@ def test_one_that_ended_well_before_its_stop_arrived_has_succeeded(folder: Path)
     stop(runner)
     (runner.remote / "exit.json").write_text(json.dumps({"code": 0, "signal": None, "stop_requested": False}))
     record = end_of(runner)
-    assert record["code"] == 0 and not record["stop_requested"]
+    assert record["code"] == 0
+    assert not record["stop_requested"]
 
 
 def test_a_runner_has_the_clients_variables_of_the_launching_shell_and_none_of_the_agents(
@@ -297,7 +308,8 @@ def test_one_that_has_ended_is_taken_off_the_target_before_the_attempt_is_over(f
     begin(runner)
     target.states = [PREEMPTED]
     assert end_of(runner)["ended_by"] == PREEMPTED.ended_by
-    assert target.cancelled == [JOB] and (runner.remote / remote.OVER).exists()
+    assert target.cancelled == [JOB]
+    assert (runner.remote / remote.OVER).exists()
 
 
 def test_an_attempt_is_not_over_while_nobody_can_say_that_its_job_is_gone(folder: Path) -> None:
@@ -306,9 +318,11 @@ def test_an_attempt_is_not_over_while_nobody_can_say_that_its_job_is_gone(folder
     turn(runner)
     begin(runner)
     target.states = [NODE_FAIL]
-    assert not turn(runner) and not turn(runner)
+    assert not turn(runner)
+    assert not turn(runner)
     target.is_reached = False
-    assert not any(turn(runner) for _ in range(5)) and runner.contacts.problem is not None
+    assert not any(turn(runner) for _ in range(5))
+    assert runner.contacts.problem is not None
     target.is_reached = True
     assert end_of(runner)["ended_by"] == "node_fail"
 
@@ -322,7 +336,8 @@ def test_one_that_ended_by_itself_is_over_whatever_is_known_of_its_job(
     begin(runner)
     target.states = [None]
     monkeypatch.setattr(runner, "unlisted_status", unreachable)
-    assert not any(turn(runner) for _ in range(5)) and runner.contacts.problem is not None
+    assert not any(turn(runner) for _ in range(5))
+    assert runner.contacts.problem is not None
     (runner.remote / "exit.json").write_text(json.dumps({"code": 3, "signal": None, "stop_requested": False}))
     record = end_of(runner, within=1)
     assert (record["code"], record.get("ended_by")) == (3, None)

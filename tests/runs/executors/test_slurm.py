@@ -68,10 +68,13 @@ def test_before_its_limit_a_run_saves_is_requeued_and_goes_on_at_the_saved_step(
     wait_until(lambda: slurm.placement(run_id).get("restarts") == 1, WAIT_SECONDS, "the count of restarts")
     slurm.finish(run_id)
     (attempt,) = slurm.record(run_id)["attempts"]
-    assert slurm.submitted(run_id) == [job] and attempt["placement"]["limit_restarts"] == 1
-    assert attempt["placement"]["queued_seconds"] > 0 and attempt["placement"]["ran_seconds"] > 0
+    assert slurm.submitted(run_id) == [job]
+    assert attempt["placement"]["limit_restarts"] == 1
+    assert attempt["placement"]["queued_seconds"] > 0
+    assert attempt["placement"]["ran_seconds"] > 0
     story = " ".join(slurm.machine.gputui("explain", run_id).split())
-    assert mentions(story, "requeued 1 time") and mentions(story, "lab (localhost)")
+    assert mentions(story, "requeued 1 time")
+    assert mentions(story, "lab (localhost)")
 
 
 @pytest.mark.long
@@ -157,7 +160,8 @@ def test_a_run_that_is_started_again_has_the_environment_and_the_limit_of_then(
     assert slurm.cluster.run("squeue", "-h", "-t", "all", "-j", job, "-o", "%l").strip() == "9:00"
     (slurm.remote_folder(run_id) / "enough").touch()
     output, errors = waiting.communicate(timeout=WAIT_SECONDS)
-    assert waiting.returncode == 0 and "succeeded" in output, output + errors
+    assert waiting.returncode == 0, output + errors
+    assert "succeeded" in output, output + errors
 
 
 @pytest.mark.long
@@ -167,7 +171,8 @@ def test_a_suspended_run_is_shown_as_such_and_saves_when_it_is_stopped(slurm: Sl
     (job,) = slurm.submitted(run_id)
     slurm.cluster.run("scontrol", "suspend", job)
     slurm.wait_for_place(run_id, "suspended")
-    assert slurm.stop(run_id) > 5 and slurm.placement(run_id)["state"] == "ended"
+    assert slurm.stop(run_id) > 5
+    assert slurm.placement(run_id)["state"] == "ended"
 
 
 @pytest.mark.long
@@ -181,7 +186,8 @@ def test_the_trials_of_a_grid_are_jobs_beside_each_other(slurm: SlurmHome) -> No
         slurm.finish(run_id)
     wait_until(lambda: slurm.machine.json("study", "show")["state"] == "finished", WAIT_SECONDS, "the study's end")
     study = slurm.machine.json("study", "show")
-    assert [trial["state"] for trial in study["trials"]] == ["complete"] * 2 and study["target"] == "lab"
+    assert [trial["state"] for trial in study["trials"]] == ["complete"] * 2
+    assert study["target"] == "lab"
     assert all(len(slurm.submitted(run_id)) == 1 for run_id in runs)
 
 
@@ -257,7 +263,8 @@ def test_a_partition_in_which_the_job_would_wait_forever_is_refused(target: dict
     line = "PartitionName={} AllowGroups=ALL Default={} MaxTime={} State={} TotalCPUs=4"
     text = "\n".join(["Welcome", *(line.format(*row) for row in rows)])
     result = judge_partitions(target, CommandResult(0, text, ""))
-    assert result is not None and result.status == status
+    assert result is not None
+    assert result.status == status
 
 
 def test_what_a_check_cannot_read_is_a_failed_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,7 +279,8 @@ def test_what_a_check_cannot_read_is_a_failed_line(tmp_path: Path, monkeypatch: 
 
 def test_an_interpreter_that_does_not_exist_is_a_line_of_the_check_and_no_fault_of_the_cluster() -> None:
     checks = {check.name: check for check in check_environment(TargetShell(), {"python": "/nope/python"})}
-    assert checks["python"].status == "fail" and "/nope/python" in checks["python"].detail
+    assert checks["python"].status == "fail"
+    assert "/nope/python" in checks["python"].detail
     assert checks["torch"].status == "warn"
 
 
@@ -288,7 +296,8 @@ def test_what_is_wrong_with_a_target_is_said_with_its_place(
 ) -> None:
     machine.workspace.targets.write_text(json.dumps({"lab": target}))
     said = machine.gputui("run", machine.profile(), "--on", "lab", code=2)
-    assert f"{place}: " in said and len(said.splitlines()) == 1
+    assert f"{place}: " in said
+    assert len(said.splitlines()) == 1
 
 
 def test_the_dry_run_prints_the_script_that_is_submitted(machine: Machine) -> None:
@@ -297,9 +306,12 @@ def test_the_dry_run_prints_the_script_that_is_submitted(machine: Machine) -> No
     text = machine.gputui("run", machine.profile(), "--on", "lab", "--gpus", "2", "--dry-run")
     checked = probe(find_target("lab", {}, machine.workspace), has_gpus=False)
     for line in ("--partition=main", "--time=90", "--mem=409600M", "--signal=B:USR1@60", "--requeue"):
-        assert f"#SBATCH {line}\n" in text and f"#SBATCH {line}\n" in checked
-    assert "#SBATCH --gres=gpu:a100:2\n" in text and "#SBATCH --gres=gpu:a100:1\n" in checked
-    assert "\nmodule load cuda\n" in text and "remote.pyz" in text
+        assert f"#SBATCH {line}\n" in text
+        assert f"#SBATCH {line}\n" in checked
+    assert "#SBATCH --gres=gpu:a100:2\n" in text
+    assert "#SBATCH --gres=gpu:a100:1\n" in checked
+    assert "\nmodule load cuda\n" in text
+    assert "remote.pyz" in text
     assert f"{machine.folder}/steps.py --steps 50" in text
 
 
@@ -312,5 +324,6 @@ def test_the_dry_run_shows_the_command_with_the_paths_of_the_target(machine: Mac
     subprocess.run(["git", "init", "-q", str(machine.folder)], check=True, timeout=20)
     lines = machine.gputui("run", profile, "--on", "lab", "--dry-run").splitlines()
     (command,) = [line for line in lines if line.startswith("#") and "steps.py" in line]
-    assert "RUN/code/steps.py --steps 50" in command and str(machine.folder) not in command.replace(sys.executable, "")
+    assert "RUN/code/steps.py --steps 50" in command
+    assert str(machine.folder) not in command.replace(sys.executable, "")
     assert f"# {machine.folder} is RUN/code there" in lines

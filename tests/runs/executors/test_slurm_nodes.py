@@ -132,9 +132,11 @@ def test_a_rank_that_fails_on_the_second_node_ends_both_and_they_go_on_together(
     run_id = lab.launch("fail_at=15")
     lab.wait_for_step(run_id, 20, attempt=2)
     first = lab.record(run_id)["attempts"][0]
-    assert first["incident"]["kind"] == "user_exception" and first["incident"]["rank"] == 1
+    assert first["incident"]["kind"] == "user_exception"
+    assert first["incident"]["rank"] == 1
     assert len(lab.submitted(run_id, "pending,running,completing")) == 1
-    assert len(lab.end(run_id)) > 20 and len(lab.record(run_id)["attempts"]) == 2
+    assert len(lab.end(run_id)) > 20
+    assert len(lab.record(run_id)["attempts"]) == 2
 
 
 @pytest.mark.long
@@ -145,7 +147,8 @@ def test_what_serves_a_node_and_is_killed_ends_the_attempt_on_all(lab: Lab) -> N
     os.kill(json.loads(served.read_text())["shim_pid"], signal.SIGKILL)
     lab.wait_for_step(run_id, 15, attempt=2)
     first = lab.record(run_id)["attempts"][0]
-    assert first["incident"]["kind"] == "node_fail" and "n1 ended" in lab.machine.gputui("explain", run_id)
+    assert first["incident"]["kind"] == "node_fail"
+    assert "n1 ended" in lab.machine.gputui("explain", run_id)
     lab.end(run_id)
 
 
@@ -155,7 +158,8 @@ def test_only_a_launcher_that_spans_nodes_is_started_on_several(machine: Machine
     pair = machine.profile("pair", PROFILE.format(name="pair", python=sys.executable))
     (machine.folder / "pair.py").write_text(SCRIPT)
     script = machine.gputui("run", pair, "--on", "lab", "--dry-run")
-    assert "#SBATCH --nodes=2\n" in script and "#SBATCH --ntasks-per-node=1\n" in script
+    assert "#SBATCH --nodes=2\n" in script
+    assert "#SBATCH --ntasks-per-node=1\n" in script
 
 
 def test_ranks_of_later_nodes_are_numbered_on(tmp_path: Path) -> None:

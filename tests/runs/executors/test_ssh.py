@@ -106,7 +106,8 @@ def test_the_gputui_there_tells_which_gpus_are_free(remote: RemoteMachine, tmp_p
         profile.write(f"PATH={program.parent}:$PATH\n")
     try:
         check = gpus()
-        assert check.status == "pass" and mentions(check.detail, "2 of 3"), check
+        assert check.status == "pass", check
+        assert mentions(check.detail, "2 of 3"), check
     finally:
         subprocess.run([program, "agent", "stop"], check=True, capture_output=True)
 
@@ -136,7 +137,8 @@ def test_a_run_whose_interpreter_does_not_exist_there_is_refused(
     assert SshRunner(folder).poll()
     assert "/nope/python" in json.loads((folder / "exit.json").read_text())["error"]
     (checked,) = [check for check in SshExecutor().survey(target) if check.name == "python"]
-    assert checked.status == "fail" and "/nope/python" in checked.detail
+    assert checked.status == "fail"
+    assert "/nope/python" in checked.detail
 
 
 def test_a_run_is_removed_there_with_the_environment_of_its_shell(
@@ -151,7 +153,8 @@ def test_a_run_is_removed_there_with_the_environment_of_its_shell(
     (folder / "attempt.json").write_text(json.dumps({"client_environment": {"PATH": os.environ["PATH"]}}))
     monkeypatch.setenv("PATH", "/nope")
     remove_run_folder(tmp_path / "run", {"host": "k"})
-    assert remote_folder.parent.is_dir() and not remote_folder.exists()
+    assert remote_folder.parent.is_dir()
+    assert not remote_folder.exists()
 
 
 def test_an_environment_below_the_working_directory_keeps_its_path(tmp_path: Path) -> None:

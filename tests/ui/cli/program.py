@@ -47,5 +47,6 @@ def error_of(workspace: Workspace, *arguments: str, code: int) -> str:
     beside it."""
     done = call(workspace, *arguments)
     assert (done.code, done.stdout) == (code, ""), done
-    assert done.stderr and all(line.startswith("gputui: ") for line in done.stderr.splitlines()), done
+    assert done.stderr, done
+    assert all(line.startswith("gputui: ") for line in done.stderr.splitlines()), done
     return done.stderr

@@ -39,7 +39,8 @@ def test_exit_codes_of_the_program_itself(machine: Machine, tmp_path: Path) -> N
     def code(home: Path, *arguments: str) -> int:
         argv = [sys.executable, "-m", "gputui", "--home", str(home), *arguments]
         done = subprocess.run(argv, capture_output=True, text=True, check=False)
-        assert "Traceback" not in done.stderr and (done.stdout == "") is (done.returncode != 0), done
+        assert "Traceback" not in done.stderr, done
+        assert (done.stdout == "") is (done.returncode != 0), done
         return done.returncode
 
     home = machine.workspace.state.parent
@@ -80,7 +81,8 @@ def test_each_mistake_of_a_profile_has_its_line(workspace: Workspace, tmp_path: 
     (tmp_path / "bad.yaml").write_text("name: bad\nlaunchr: torchrun\nscript: steps.py\ngpus: -1\n")
     (tmp_path / "steps.py").touch()
     first, second = error_of(workspace, "check", str(tmp_path / "bad.yaml"), code=2).splitlines()
-    assert mentions(first, "bad.yaml:2", "launchr", "launcher") and mentions(second, "bad.yaml:4", "gpus")
+    assert mentions(first, "bad.yaml:2", "launchr", "launcher")
+    assert mentions(second, "bad.yaml:4", "gpus")
 
 
 @table("arguments", [("run", "--name"), ("run", "--dry-run", "--name"), ("label", "a-1", "--name")])
@@ -101,7 +103,8 @@ def test_what_cannot_run_here_is_refused_before_a_run_is_made(machine: Machine) 
         ((good, "--gpus", "3"), 3, "2"), ((lost,), 3, "gone.py"), ((bare,), 3, "/no/python"),
     ):  # fmt: skip
         text = error_of(machine.workspace, "run", *arguments, code=code)
-        assert mentioned in text and text.count("\n") == 1, arguments
+        assert mentioned in text, arguments
+        assert text.count("\n") == 1, arguments
     machine.gputui("agent", "start")
     for verb in ("stop", "restart", "resume", "rm"):
         assert "nobody-1" in error_of(machine.workspace, verb, "nobody-1", code=3), verb
@@ -148,8 +151,10 @@ def test_one_line_says_what_is_wrong(
 ) -> None:
     runs = {run["id"] for run in json_of(recorded, "ps")}
     text = error_of(recorded, *arguments, code=code)
-    assert mentioned in text and text.count("\n") == 1
-    assert {run["id"] for run in json_of(recorded, "ps")} == runs and read_identity(recorded) is None
+    assert mentioned in text
+    assert text.count("\n") == 1
+    assert {run["id"] for run in json_of(recorded, "ps")} == runs
+    assert read_identity(recorded) is None
 
 
 def test_where_nothing_has_been_recorded_yet(workspace: Workspace) -> None:
@@ -186,7 +191,8 @@ def test_a_screen_that_would_be_drawn_into_a_file_is_refused(tmp_path: Path) -> 
         os.close(ours)
         os.close(theirs)
     assert done.returncode == 2
-    assert "no 2>FILE" in done.stderr and len(done.stderr.strip().splitlines()) == 1
+    assert "no 2>FILE" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
     assert not (tmp_path / "state").exists()
 
 

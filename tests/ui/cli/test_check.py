@@ -46,8 +46,10 @@ def test_all_mistakes_are_named_at_once(workspace: Workspace, tmp_path: Path) ->
     launcher, params, pattern, key, program, placeholders = error_of(
         workspace, "check", "./a.yaml", code=2
     ).splitlines()
-    assert mentions(launcher, "torchrun?") and mentions(params, "gpus?")
-    assert mentions(pattern, "params.bs", "at least 9") and mentions(key, "not a regular expression", "names no metric")
+    assert mentions(launcher, "torchrun?")
+    assert mentions(params, "gpus?")
+    assert mentions(pattern, "params.bs", "at least 9")
+    assert mentions(key, "not a regular expression", "names no metric")
     assert mentions(program, "ddpp.py", "ddp.py?")
     assert mentions(placeholders, "placeholders", "{lrr} in args", "{bs in args", "{lr} and {bs}?")
     # Problems that follow from a wrong key are not reported.
@@ -102,7 +104,9 @@ def test_this_machine_is_examined(machine: Machine) -> None:
     results = json.loads(machine.gputui("doctor", "digits-ddp", "--json", code=None))
     checks = {result["name"]: result for result in results}
     assert set(checks) >= {"driver", "gpus", "interpreter", "disk speed", "database", "agent", "open files", "clock"}
-    assert checks["gpus"]["status"] == "pass" and checks["gpus"]["detail"].startswith("2 × ")
-    assert checks["database"]["status"] == "pass" and checks["agent"]["status"] == "pass"
+    assert checks["gpus"]["status"] == "pass"
+    assert checks["gpus"]["detail"].startswith("2 × ")
+    assert checks["database"]["status"] == "pass"
+    assert checks["agent"]["status"] == "pass"
     assert all(result["remedy"] for result in checks.values() if result["status"] in ("warn", "fail"))
     assert "profile" in machine.gputui("doctor", "no-such-profile", code=2)

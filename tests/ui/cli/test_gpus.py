@@ -31,11 +31,15 @@ def test_gpus_tell_how_their_rank_does(home: Home, monkeypatch: pytest.MonkeyPat
     connection = home.connection
     shapes = stored_shapes(connection, read_gpus(connection, NOW), quarantined(connection))
     slow = shapes[2]
-    assert slow["rank"] == 2 and slow["run_name"] == "gpt2-124m"
-    assert slow["step_seconds"] == pytest.approx(0.45) and slow["data_wait_fraction"] == pytest.approx(0.12 / 0.45)
+    assert slow["rank"] == 2
+    assert slow["run_name"] == "gpt2-124m"
+    assert slow["step_seconds"] == pytest.approx(0.45)
+    assert slow["data_wait_fraction"] == pytest.approx(0.12 / 0.45)
     assert (slow["pcie_generation"], slow["pcie_width"], slow["memory_utilization_percent"]) == (5, 16, 6.0)
     free = shapes[4]
-    assert free["step_seconds"] is None and free["xids_last_day"] == 1 and free["quarantine"]["attempt"] == 2
+    assert free["step_seconds"] is None
+    assert free["xids_last_day"] == 1
+    assert free["quarantine"]["attempt"] == 2
     assert free["last_event"] == {"at": "2026-11-21T03:11:04.000Z", "code": 48, "text": "double bit ECC error"}
     json.dumps(shapes, allow_nan=False)
 
@@ -70,11 +74,11 @@ def test_free_gpus_as_a_value_for_other_scripts(machine: Machine) -> None:
     assert (
         recommendation["cuda_visible_devices"] == ",".join(uuids) == machine.gputui("gpus", "--recommend", "2").strip()
     )
-    assert [gpu["index"] for gpu in recommendation["gpus"]] == [0, 1] and recommendation["gpus"][0][
-        "free_bytes"
-    ] > 70 * 2**30
+    assert [gpu["index"] for gpu in recommendation["gpus"]] == [0, 1]
+    assert recommendation["gpus"][0]["free_bytes"] > 70 * 2**30
     said = machine.gputui("gpus", "--recommend", "5", code=3)
-    assert mentions(said, "4 of 5") and len(said.splitlines()) == 1
+    assert mentions(said, "4 of 5")
+    assert len(said.splitlines()) == 1
     said = machine.gputui("gpus", "--recommend", "1", "--memory", "90GiB", code=3)
     assert mentions(said, "0 of 1", "GPU 0", "80 GiB", "90 GiB")
     assert "16GiB" in machine.gputui("gpus", "--recommend", "1", "--memory", "lots", code=2)
@@ -91,7 +95,8 @@ def test_gpus_that_the_home_leaves_to_others(machine: Machine) -> None:
     machine.workspace.gpus.write_text("use: [0, 2]\n")
     profile = machine.profile()
     said = machine.gputui("run", profile, "--gpus", "3,", code=3)
-    assert mentions(said, "GPU 3", "gpus.yaml", "--gpus 0,2") and len(said.splitlines()) == 1
+    assert mentions(said, "GPU 3", "gpus.yaml", "--gpus 0,2")
+    assert len(said.splitlines()) == 1
     machine.gputui("run", profile, "--gpus", "all", "--set", "steps=1", "--wait")
     uuids = {gpu["uuid"]: gpu["index"] for gpu in machine.json("gpus")}
     assert [uuids[uuid] for uuid in machine.json("show", "steps-1")["gpus"]] == [0, 2]
@@ -107,9 +112,8 @@ def test_those_that_reach_each_other_fastest(machine: Machine, fake_nvml: FakeNv
     assert recommendation["cuda_visible_devices"] == ",".join(gpu["uuid"] for gpu in recommendation["gpus"])
     fake_nvml.configure(lines[:-1])
     recommendation = machine.json("gpus", "--recommend", "2")
-    assert [gpu["index"] for gpu in recommendation["gpus"]] == [0, 1] and recommendation["links"][0][
-        "path"
-    ] == "one PCIe switch"
+    assert [gpu["index"] for gpu in recommendation["gpus"]] == [0, 1]
+    assert recommendation["links"][0]["path"] == "one PCIe switch"
     fake_nvml.configure(["gpus 4", "load 0", "unsupported nvmlDeviceGetTopologyCommonAncestor", "no_p2p"])
     recommendation = machine.json("gpus", "--recommend", "2")
     assert [gpu["index"] for gpu in recommendation["gpus"]] == [0, 1]

@@ -40,7 +40,8 @@ def test_the_pages_are_listed_with_a_line_each(workspace: Workspace) -> None:
 @pytest.mark.parametrize("name", pages.topics())
 def test_a_page_in_a_pipe_is_plain_and_leads_to_pages_that_exist(workspace: Workspace, name: str) -> None:
     text = output_of(workspace, "help", name)
-    assert "\x1b" not in text and not re.search(r"\]\(|!\[|<!--", text)
+    assert "\x1b" not in text
+    assert not re.search(r"\]\(|!\[|<!--", text)
     assert set(re.findall(r"gputui help ([\w-]+)", text)) <= pages.topics().keys()
     assert max(map(len, text.splitlines())) <= pages.MOST_COLUMNS
 
@@ -60,9 +61,11 @@ def test_only_a_page_longer_than_the_terminal_is_paged(
     monkeypatch.setenv("LINES", "6")
     pages.show("# Title\n\nA `line`.", is_terminal=True)
     pages.show("- line\n" * 20, is_terminal=False)
-    assert not paged and "line" in capsys.readouterr().out
+    assert not paged
+    assert "line" in capsys.readouterr().out
     pages.show("- line\n" * 20, is_terminal=True)
-    assert "\x1b" in paged[0] and capsys.readouterr().out == ""
+    assert "\x1b" in paged[0]
+    assert capsys.readouterr().out == ""
 
 
 def test_what_is_no_page_names_the_nearest(workspace: Workspace) -> None:
@@ -75,4 +78,5 @@ def test_messages_and_profiles_name_pages_by_the_command() -> None:
     texts += [path.read_text("utf-8") for path in (ROOT / "profiles").glob("*.yaml")]
     assert [text for text in texts if re.search(r"docs/[\w-]+\.md", text)] == []
     topics = {name for text in texts for name in re.findall(r"gputui help ([a-z]+)", text)}
-    assert topics and topics <= pages.topics().keys()
+    assert topics
+    assert topics <= pages.topics().keys()

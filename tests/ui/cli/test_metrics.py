@@ -24,7 +24,8 @@ def home(home: Home) -> Home:
 def test_a_plot(home: Home) -> None:
     for options in (["loss", "lr"], ["--axis", "time"], ["--axis", "trained", "--smoothing", "0.9", "loss"]):
         plot = output_of(home.workspace, "metrics", RUN, "--plot", *options)
-        assert RUN in plot and sum("⠀" < char <= "⣿" for char in plot) > 20
+        assert RUN in plot
+        assert sum("⠀" < char <= "⣿" for char in plot) > 20
 
 
 def test_files(home: Home, tmp_path: Path) -> None:
@@ -33,8 +34,10 @@ def test_files(home: Home, tmp_path: Path) -> None:
             home.workspace, "metrics", RUN, "loss", "--export", str(tmp_path / f"loss.{ending}")
         )
     rows = list(csv.DictReader((tmp_path / "loss.csv").open()))
-    assert {row["name"] for row in rows} >= {"loss"} and all(float(row["low"]) > 0 for row in rows)
+    assert {row["name"] for row in rows} >= {"loss"}
+    assert all(float(row["low"]) > 0 for row in rows)
     columns = {
         element.text for element in ElementTree.parse(tmp_path / "loss.svg").iter() if element.tag.endswith("text")
     }
-    assert RUN in columns and "↻1" in columns
+    assert RUN in columns
+    assert "↻1" in columns

@@ -36,7 +36,8 @@ def test_settings_of_another_user_are_not_looked_for(
 ) -> None:
     with pytest.raises(SystemExit) as ended:
         settings(Session(workspace, is_readonly=True, is_anothers=True))
-    assert ended.value.code == 3 and "owner" in capsys.readouterr().err
+    assert ended.value.code == 3
+    assert "owner" in capsys.readouterr().err
 
 
 def test_a_message_is_tried(machine: Machine) -> None:
@@ -60,7 +61,8 @@ def test_who_is_told_of_what_and_what_is_unsent(machine: Machine) -> None:
     assert (listed["to"], listed["unsent"], listed["problem"]) == ("cat", 1, "mailbox full")
     machine.workspace.notify.write_text("- to: nosuch-program\n- to: nosuch://x\n")
     problems = [entry["problem"] for entry in json.loads(output_of(machine.workspace, "notify", "--json"))]
-    assert mentions(problems[0], "nosuch-program") and mentions(problems[1], "nosuch://")
+    assert mentions(problems[0], "nosuch-program")
+    assert mentions(problems[1], "nosuch://")
     assert "mailbox full" in output_of(machine.workspace, "--once")
 
 
@@ -84,7 +86,8 @@ def test_a_failed_run_is_told_once_through_dying_agents(machine: Machine) -> Non
         machine.kill_agent()
         machine.gputui("agent", "start")
     titles = sink.texts()
-    assert len(titles) == len(set(titles)) and any("failed" in title for title in titles)
+    assert len(titles) == len(set(titles))
+    assert any("failed" in title for title in titles)
     assert message_file.read_text().count("succeeded after") == 1
     machine.gputui("agent", "stop")
     stored = b"".join(path.read_bytes() for path in machine.workspace.state.glob("gputui.db*"))

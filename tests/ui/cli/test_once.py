@@ -30,28 +30,36 @@ def test_a_frame_without_a_terminal_is_plain_text_of_its_whole_height(home: Home
         home.run(f"old-{number}", "succeeded", ended_ago=10_000.0 + number)
     screen = output_of(home.workspace, "--once", "--readonly")
     lines = screen.splitlines()
-    assert "\x1b" not in screen and max(map(len, lines)) <= WIDTH_WITHOUT_TERMINAL
+    assert "\x1b" not in screen
+    assert max(map(len, lines)) <= WIDTH_WITHOUT_TERMINAL
     assert all(line == line.rstrip() for line in lines)
     texts = ("gpt2-124m-1 r0", "✗ lost", "vit-b16-1", "lr-sweep-3", "resnet50-2", "RUNS", "EVENTS", "host  cpu 34%")
     assert [word for word in texts if word not in screen] == []
     assert mentions(screen, "31 older", "gputui ps")
     assert mentions(lines[1], "No agent runs")
     assert read_identity(home.workspace) is None  # a read-only look starts nothing
-    assert "help" not in screen and "live" not in screen
+    assert "help" not in screen
+    assert "live" not in screen
 
 
 def test_columns_lines_and_ascii_are_heeded(home: Home) -> None:
     screen = output_of(home.workspace, "--once", "--readonly", COLUMNS="80", LINES="20", GPUTUI_ASCII="1")
     lines = screen.splitlines()
-    assert screen.isascii() and len(lines) <= 20 and max(map(len, lines)) <= 80
-    assert "EVENTS" in screen and "RUNS" in screen
+    assert screen.isascii()
+    assert len(lines) <= 20
+    assert max(map(len, lines)) <= 80
+    assert "EVENTS" in screen
+    assert "RUNS" in screen
 
 
 def test_a_past_moment_needs_no_agent_and_shows_what_was(home: Home) -> None:
     screen = output_of(home.workspace, "--once", "--at", "-400s")
     first, second, *_ = screen.splitlines()
-    assert "◀ " in first and first.endswith("· 6 min ago") and second.endswith("now")
-    assert "lr-sweep-3" not in screen and mentions(screen, "after 47 s")
+    assert "◀ " in first
+    assert first.endswith("· 6 min ago")
+    assert second.endswith("now")
+    assert "lr-sweep-3" not in screen
+    assert mentions(screen, "after 47 s")
     assert read_identity(home.workspace) is None
 
 
@@ -65,10 +73,13 @@ def test_json_is_one_object_of_the_known_shapes(home: Home) -> None:
         assert {**run, "size_bytes": None}.items() <= runs[run["id"]].items()
         shape_of_run = json_of(home.workspace, "show", run["id"])
         assert {key: shape_of_run[key] for key in run} == run
-    assert runs["gpt2-124m-1"]["step"] == 4120 and runs["gpt2-124m-1"]["total_steps"] == 6000
+    assert runs["gpt2-124m-1"]["step"] == 4120
+    assert runs["gpt2-124m-1"]["total_steps"] == 6000
     assert [gpu["index"] for gpu in now["gpus"]] == list(range(8))
-    assert now["gpus"][0]["run_id"] == "gpt2-124m-1" and now["gpus"][0]["rank"] == 0
-    assert now["host"]["cpu_percent"] == 34 and now["agent"]["running"] is False
+    assert now["gpus"][0]["run_id"] == "gpt2-124m-1"
+    assert now["gpus"][0]["rank"] == 0
+    assert now["host"]["cpu_percent"] == 34
+    assert now["agent"]["running"] is False
     assert {run["id"] for run in then["runs"]} == {"gpt2-124m-1", "vit-b16-1", "resnet50-2"}
     assert then["runs"][0]["step"] < runs[then["runs"][0]["id"]]["step"]
     assert [event["message"] for event in then["events"]][-1].startswith("GPU 7 fell off")
@@ -87,7 +98,8 @@ def test_lists_show_the_metric_that_a_run_is_judged_by(home: Home) -> None:
     runs = {run["id"]: (run["loss"], run["metric"], run["metric_value"]) for run in json_of(home.workspace, "ps")}
     assert runs["own-1"] == runs["own-2"] == (2.5, "val/accuracy", 0.625)
     assert runs["acc-1-t0"] == (2.5, "top1", 61)
-    assert runs["gpt2-124m-1"][1] is None and runs["two-1-t0"][1] is None
+    assert runs["gpt2-124m-1"][1] is None
+    assert runs["two-1-t0"][1] is None
     for text in (output_of(home.workspace, "ps"), output_of(home.workspace, "--once", "--readonly")):
         for texts in (("own-1", "accuracy 0.625"), ("own-2", "accuracy 0.625"), ("acc-1-t0", "top1 61")):
             (row,) = (row for row in text.splitlines() if all(word in row for word in texts))
@@ -105,7 +117,8 @@ def test_an_agent_is_started_so_that_the_values_are_of_now(home: Home) -> None:
     home.workspace.scenario.write_text("gpus: 2\nseed: 7\nfaults: []\n")
     try:
         screen = output_of(home.workspace, "--once")
-        assert "Simulated GPU · simulated" in screen and "No agent runs" not in screen
+        assert "Simulated GPU · simulated" in screen
+        assert "No agent runs" not in screen
         assert read_identity(home.workspace) is not None
     finally:
         stop_agent(home.workspace)

@@ -32,7 +32,8 @@ PROFILE = """
 def test_the_ready_policies(machine: Machine) -> None:
     listed = json_of(machine.workspace, "policy")
     assert [policy["name"] for policy in listed] == list(POLICIES)
-    assert listed[2]["max_attempts"] == 8 and listed[2]["backoff"]["base_seconds"] == 2.0
+    assert listed[2]["max_attempts"] == 8
+    assert listed[2]["backoff"]["base_seconds"] == 2.0
     text = output_of(machine.workspace, "policy")
     assert all(name in text for name in POLICIES)
 
@@ -44,7 +45,9 @@ def test_a_policy_in_words_and_as_data(machine: Machine) -> None:
         assert (kind.retry == "never") == (name in text[text.index("never retried:") :])
     assert mentions(text, "rollback 1 + ", "tighter_clip 2")
     policy = json_of(machine.workspace, "policy", "show", "off")
-    assert not policy["enabled"] and policy["max_attempts"] == 1 and policy["backoff"] is None
+    assert not policy["enabled"]
+    assert policy["max_attempts"] == 1
+    assert policy["backoff"] is None
     assert json_of(machine.workspace, "policy", "show")["name"] == "standard"
     assert json.loads(output_of(machine.workspace, "policy", "--json", "show", "off")) == policy
 
@@ -59,7 +62,9 @@ def test_a_profile_says_what_applies_and_what_is_skipped_and_why(machine: Machin
     assert not actions["fewer_workers"]["applied"]
     assert mentions(actions["fewer_workers"]["note"], "num_workers")
     text = output_of(machine.workspace, "policy", "show", profile)
-    assert "lowered micro 16 → 12" in text and "skipped" in text and "policy standard, changed" in text
+    assert "lowered micro 16 → 12" in text
+    assert "skipped" in text
+    assert "policy standard, changed" in text
 
 
 def test_trying_changes_nothing_and_shows_no_secret(machine: Machine) -> None:
@@ -68,12 +73,17 @@ def test_trying_changes_nothing_and_shows_no_secret(machine: Machine) -> None:
     first = trial["attempts"][0]
     last = trial["attempts"][-1]
     assert (first["params_before"]["micro"], first["params_after"]["micro"]) == (16, 12)
-    assert first["rung"] == 0 and first["resume_from"].endswith("step_00000018.pt")
-    assert last["verdict"] == "stop" and trial["stopped"]
+    assert first["rung"] == 0
+    assert first["resume_from"].endswith("step_00000018.pt")
+    assert last["verdict"] == "stop"
+    assert trial["stopped"]
     assert "hush" not in json.dumps(trial)
     text = output_of(machine.workspace, "policy", "try", "--incident", "cuda_oom", "--profile", profile)
-    assert "micro  16 → 12" in text and "gradient checkpointing was skipped" in text and "hush" not in text
-    assert not machine.workspace.database.exists() and not list(machine.workspace.runs.iterdir())
+    assert "micro  16 → 12" in text
+    assert "gradient checkpointing was skipped" in text
+    assert "hush" not in text
+    assert not machine.workspace.database.exists()
+    assert not list(machine.workspace.runs.iterdir())
 
 
 def test_a_new_run_like_one_as_it_stands(machine: Machine) -> None:
@@ -94,4 +104,5 @@ def test_a_short_run_fails_before_its_end(workspace: Workspace) -> None:
         assert (situation.fails_at, situation.every) == (fails_at, every)
         assert situation.checkpoints[0].step == fails_at // every * every
     text = output_of(workspace, "policy", "try", "--incident", "cuda_oom", "--profile", "digits-ddp")
-    assert mentions(text, "step 142") and mentions(text, "15 steps")
+    assert mentions(text, "step 142")
+    assert mentions(text, "15 steps")

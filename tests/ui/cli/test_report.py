@@ -56,8 +56,10 @@ def test_files_of_two_runs(workspace_with_runs: Workspace, tmp_path: Path) -> No
     ]  # fmt: skip
     shapes = {path.stem: json.loads(path.read_text()) for path in out.glob("*.json")}
     first, second = shapes["performance_summary"]["runs"]
-    assert first["gpu_utilization_percent"]["mean"] == 94.0 and second["gpu_utilization_percent"]["mean"] == 72.0
-    assert first["data_wait_share"] == 0.1 and first["best"]["loss"] == {"value": 1.0, "step": 3, "better": "less"}
+    assert first["gpu_utilization_percent"]["mean"] == 94.0
+    assert second["gpu_utilization_percent"]["mean"] == 72.0
+    assert first["data_wait_share"] == 0.1
+    assert first["best"]["loss"] == {"value": 1.0, "step": 3, "better": "less"}
     assert {gate["gate"]: gate["outcome"] for gate in second["gates"]} == {
         "loss_rise": "pass", "gradients": "pass", "learning_rate": "pass", "validation_gap": "skip",
         "gpu_utilization": "fail", "parallel_efficiency": "fail",
@@ -86,7 +88,8 @@ def test_the_page_needs_nothing_else_and_hostile_names_are_harmless(
     assert {"svg", "polyline", "table"} <= set(re.findall(r"<(\w+)", text))
     legends = re.findall(r"<text[^>]*>(net-\d) [^<]*</text>", text)
     assert legends == ["net-1", "net-2"], "the losses of both, over each other"
-    assert "\x1b" not in text and "&lt;script&gt;alert" in text
+    assert "\x1b" not in text
+    assert "&lt;script&gt;alert" in text
 
 
 def test_gates_decide_the_exit_code_if_they_are_asked_for(workspace_with_runs: Workspace) -> None:
@@ -94,9 +97,12 @@ def test_gates_decide_the_exit_code_if_they_are_asked_for(workspace_with_runs: W
     [run] = json.loads(plain.stdout)["performance_summary"]["runs"]
     assert (plain.code, run["gates"]) == (0, [])
     failed = call(workspace_with_runs, "report", "net-2", "--json", "--gates")
-    assert failed.code == 1 and set(json.loads(failed.stdout)) == {
-        "performance_summary", "cost_analysis", "scalability_report",
-    }  # fmt: skip
+    assert failed.code == 1
+    assert set(json.loads(failed.stdout)) == {
+        "performance_summary",
+        "cost_analysis",
+        "scalability_report",
+    }
     options = ("--gate", "gpu_utilization=70", "--gate", "parallel_efficiency=70")
     assert call(workspace_with_runs, "report", "net-2", "--json", *options).code == 0
 

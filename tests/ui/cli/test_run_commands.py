@@ -45,7 +45,8 @@ def test_a_script_is_a_whole_run(machine: Machine) -> None:
     wait_until(lambda: machine.steps("mine-1")[-1][0] == 2, what="a second attempt")
     assert next(step for attempt, step in machine.steps("mine-1") if attempt == 2) >= 10, "it was resumed"
     run = machine.json("show", "mine-1")
-    assert run["params"]["steps"] == 100000 and run["params"]["batch_size"] == 16
+    assert run["params"]["steps"] == 100000
+    assert run["params"]["batch_size"] == 16
     assert machine.finish("mine-1", attempt=2) > 1
     assert "count.py --steps 3" in machine.gputui("explain", "mine-1")
     assert "count.py --steps 3" in machine.gputui("show", "mine-1")
@@ -60,7 +61,8 @@ def test_any_command_runs_where_and_as_it_was_typed(machine: Machine) -> None:
     machine.gputui(*arguments, code=1)
     (run,) = json.loads(machine.gputui("ps", "--json"))
     logs = machine.gputui("logs", run["id"])
-    assert f"{machine.folder}\n" in logs and "--lr 1e-3 two words" in logs
+    assert f"{machine.folder}\n" in logs
+    assert "--lr 1e-3 two words" in logs
     assert "code 3" in machine.gputui("explain")
 
 
@@ -114,7 +116,8 @@ def test_what_cannot_be_run(
 ) -> None:
     _in_folder(tmp_path, monkeypatch)
     text = error_of(workspace, "run", "--dry-run", *arguments, code=2)
-    assert mentioned in text and len(text.splitlines()) == 1
+    assert mentioned in text
+    assert len(text.splitlines()) == 1
 
 
 def test_a_program_that_is_not_there_is_not_launched(machine: Machine) -> None:

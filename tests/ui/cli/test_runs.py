@@ -66,7 +66,8 @@ def test_a_list_names_each_profile_where_one_is_not_told_by_a_run_s_name(home: H
     home.run("typo-1", "failed", ended_ago=10.0)
     home.connection.execute("UPDATE runs SET profile = 'steps'")
     head, *rows = output_of(workspace, "ps").splitlines()
-    assert "PROFILE" in head and all("  steps  " in row for row in rows if "-1" in row)
+    assert "PROFILE" in head
+    assert all("  steps  " in row for row in rows if "-1" in row)
 
 
 def test_a_complete_run_is_resumed_only_on_request(machine: Machine) -> None:
@@ -74,7 +75,8 @@ def test_a_complete_run_is_resumed_only_on_request(machine: Machine) -> None:
     machine.gputui("resume", "steps-1", code=3)
     assert machine.json("show", "steps-1")["attempt"] == 1
     machine.gputui("resume", "steps-1", "--force")
-    assert machine.wait_for("steps-1", "succeeded") and machine.json("show", "steps-1")["attempt"] == 2
+    assert machine.wait_for("steps-1", "succeeded")
+    assert machine.json("show", "steps-1")["attempt"] == 2
 
 
 def test_a_finished_run_keeps_its_last_step_and_loss_in_the_list(home: Home, workspace: Workspace) -> None:
@@ -116,14 +118,16 @@ def test_resume_names_the_checkpoint_and_the_time_between_does_not_count(machine
     message = f"stopped by {actor()}; it can go on from step {saved - 1}"
     assert machine.rows("SELECT message FROM events WHERE kind = 'stopped'") == [(message,)]
     printed = machine.gputui("resume", run_id)
-    assert f"queued from step_{saved:06d}.pt;" in printed and "logs" in printed
+    assert f"queued from step_{saved:06d}.pt;" in printed
+    assert "logs" in printed
     wait_until(lambda: any(attempt == 2 for attempt, _ in machine.steps(run_id)), 60, "a step of the next attempt")
     assert " h" not in machine.gputui("ps").splitlines()[1]
     machine.gputui("stop", run_id)
     machine.wait_for(run_id, "stopped")
     # `resume --json` has the same facts as fields.
     (answer,) = machine.json("resume", run_id)
-    assert answer["resume_from"].endswith(".pt") and answer["resume_step"] > saved
+    assert answer["resume_from"].endswith(".pt")
+    assert answer["resume_step"] > saved
     machine.gputui("stop", run_id)
     machine.wait_for(run_id, "stopped")
     newest = max((machine.workspace.run_dir(run_id) / "checkpoints").glob("step_*.pt"))
@@ -154,9 +158,9 @@ def test_a_run_is_renamed_tagged_and_noted(machine: Machine) -> None:
         run = machine.json("show", selector)
         assert (run["id"], run["name"], run["tags"]) == ("steps-1", "baseline", ["base", "lr:0.1"])
     listed = machine.gputui("ps", "--tag", "base").splitlines()
-    assert (
-        listed[0].split()[:3] == ["RUN", "NAME", "TAGS"] and "#base #lr:0.1" in listed[1] and "first try" in listed[1]
-    )
+    assert listed[0].split()[:3] == ["RUN", "NAME", "TAGS"]
+    assert "#base #lr:0.1" in listed[1]
+    assert "first try" in listed[1]
     assert "baseline" in machine.gputui("show", "steps-1")
     assert machine.json("ps", "--tag", "base", "--tag", "none") == []
     assert machine.json("label", "baseline") == [labelled]
@@ -210,10 +214,12 @@ def test_an_explanation_as_json_has_what_show_has_and_the_paragraphs(home: Home,
     folder.mkdir(parents=True)
     explained = json_of(workspace, "explain", "vit-b16-1")
     run = json_of(workspace, "show", "vit-b16-1")
-    assert explained["attempts"][:2] == run["attempts"][:2] and explained["cost_of_failures"] == run["cost_of_failures"]
+    assert explained["attempts"][:2] == run["attempts"][:2]
+    assert explained["cost_of_failures"] == run["cost_of_failures"]
     assert set(explained) - set(run) == {"paragraphs", "alerts", "evidence_folders"}
     printed = " ".join(output_of(workspace, "explain", "vit-b16-1").split())
-    assert all(paragraph in printed for paragraph in explained["paragraphs"]) and len(explained["paragraphs"]) >= 5
+    assert all(paragraph in printed for paragraph in explained["paragraphs"])
+    assert len(explained["paragraphs"]) >= 5
     assert [alert["rule"] for alert in explained["alerts"]].count("gradient_norm") == 1
     assert explained["evidence_folders"] == json_of(workspace, "explain", "vit-b16-1", "--evidence") == [str(folder)]
     assert json_of(workspace, "explain", "resnet50-2", "--evidence") == []

@@ -88,17 +88,22 @@ def test_what_cannot_be_acted_on_is_named_by_reason(home: Home) -> None:
 
 def test_a_listed_run_has_its_age_and_size(home: Home) -> None:
     (run,) = json_of(home.workspace, "rm", "old-1", "--dry-run")
-    assert run["state"] == "failed" and run["age_seconds"] > 40 * DAY and 100_000 <= run["size_bytes"] < 200_000
+    assert run["state"] == "failed"
+    assert run["age_seconds"] > 40 * DAY
+    assert 100_000 <= run["size_bytes"] < 200_000
     assert mentions(output_of(home.workspace, "rm", "--older", "30d", "--dry-run"), "KiB", "2 runs", "KiB")
 
 
 def test_what_nobody_was_asked_about_is_refused(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     done = call(home.workspace, "rm", "--older", "30d")
-    assert done.code == 3 and "--yes" in done.stderr and mentions(done.stdout, "old-1", "old-2")
+    assert done.code == 3
+    assert "--yes" in done.stderr
+    assert mentions(done.stdout, "old-1", "old-2")
     assert "--yes" in error_of(home.workspace, "rm", "--older", "30d", "--json", code=3)
     assert error_of(home.workspace, "rm", "--tag", "none", code=3)
     done = call(home.workspace, "rm", "nobody-1", "old-1", "--dry-run", "--json")
-    assert done.code == 3 and [run["id"] for run in json.loads(done.stdout)] == ["old-1"]
+    assert done.code == 3
+    assert [run["id"] for run in json.loads(done.stdout)] == ["old-1"]
     monkeypatch.setattr(selection, "can_ask", lambda: True)
     monkeypatch.setattr("click.confirm", lambda _words, **_options: False)
     assert call(home.workspace, "rm", "--older", "30d").code == 3
@@ -136,7 +141,8 @@ def test_runs_are_removed_as_confirmed_and_failures_do_not_end_it(machine: Machi
 
 def test_sizes_are_in_wide_lists(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = {run["id"]: run["size_bytes"] for run in json_of(home.workspace, "ps")}
-    assert sizes["old-1"] >= 100_000 and json_of(home.workspace, "show", "old-1")["size_bytes"] == sizes["old-1"]
+    assert sizes["old-1"] >= 100_000
+    assert json_of(home.workspace, "show", "old-1")["size_bytes"] == sizes["old-1"]
     home.connection.execute("INSERT INTO run_sizes (run_id, size_bytes) VALUES ('old-1', 5)")
     assert {run["id"]: run["size_bytes"] for run in json_of(home.workspace, "ps")} == {**sizes, "old-1": 5}
     monkeypatch.setattr("gputui.ui.cli.ps.is_wide", lambda: False)
@@ -158,4 +164,5 @@ def test_runs_are_listed_in_an_order_with_unknown_values_last(home: Home) -> Non
     assert ids("--sort", "started") == ["new-1", "old-2", "old-1", "live-1"]
     assert ids("--sort", "size")[0] == "old-1"
     assert ids("--older", "30d", "--state", "succeeded", "--state", "failed") == ["old-2", "old-1"]
-    assert ids("--profile", "none") == [] and output_of(home.workspace, "ps", "--profile", "none").count("\n") == 1
+    assert ids("--profile", "none") == []
+    assert output_of(home.workspace, "ps", "--profile", "none").count("\n") == 1

@@ -49,7 +49,8 @@ def test_print_changes_nothing(desk: Desk) -> None:
     argv = (sys.executable, "-m", "gputui", "--home", desk.home, "--record", "--interval", "0.5")
     assert "ExecStart=" + " ".join(f'"{word}"' for word in argv) in result.output
     assert "KillMode=process" in result.output
-    assert not desk.unit.exists() and not desk.asked.exists()
+    assert not desk.unit.exists()
+    assert not desk.asked.exists()
 
 
 def test_the_unit_has_the_outputs_and_refuses_what_the_recorder_would(desk: Desk, tmp_path: Path) -> None:
@@ -66,7 +67,8 @@ def test_it_is_shown_before_anybody_is_asked_and_no_is_no(desk: Desk) -> None:
     result = desk.run("install", answer="n\n")
     assert result.exit_code == 3
     assert result.output.index("[Service]") < result.output.index("Write it")
-    assert not desk.unit.exists() and not desk.asked.exists()
+    assert not desk.unit.exists()
+    assert not desk.asked.exists()
 
 
 def test_install_status_uninstall(desk: Desk) -> None:
@@ -79,7 +81,9 @@ def test_install_status_uninstall(desk: Desk) -> None:
         "--user restart gputui.service",
     ]
     status = json.loads(desk.run("status", "--json").output)
-    assert status["installed"] and status["active"] == "active" and status["for_this_home"]
+    assert status["installed"]
+    assert status["active"] == "active"
+    assert status["for_this_home"]
     elsewhere = CliRunner().invoke(command, ["--home", "/elsewhere", "agent", "service", "status"])
     assert "another home" in elsewhere.output
     assert desk.run("uninstall", "--yes").exit_code == 0
@@ -93,5 +97,6 @@ def test_a_file_of_somebody_else_is_left_alone(desk: Desk) -> None:
     desk.unit.write_text("[Service]\nExecStart=/bin/true\n")
     for arguments in (("install", "--yes"), ("uninstall", "--yes")):
         result = desk.run(*arguments)
-        assert result.exit_code == 3 and "not written by gputui" in result.output
+        assert result.exit_code == 3
+        assert "not written by gputui" in result.output
     assert desk.unit.read_text().endswith("/bin/true\n")

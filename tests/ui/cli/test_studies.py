@@ -145,12 +145,15 @@ def test_a_report_is_printed_or_written_to_a_folder_or_json(home: Home, workspac
         assert "its 14 trials are done; its process failed twice" in output_of(workspace, *arguments), arguments
     assert json_of(workspace, "study", "show")["problem"] == "its process failed twice"
     lines = output_of(workspace, "study", "report").splitlines()
-    assert lines[0] == "# Study lr-search-1" and "## Best trials" in lines
+    assert lines[0] == "# Study lr-search-1"
+    assert "## Best trials" in lines
     assert sum(line.startswith("| ") for line in lines) > 10
 
     report = json_of(workspace, "study", "report")
-    assert report["id"] == "lr-search-1" and report["best"][0]["command"].startswith("gputui run vit --set lr=")
-    assert {trial["state"] for trial in report["not_complete"]} == {"pruned"} and 0 < report["saved_share"] < 1
+    assert report["id"] == "lr-search-1"
+    assert report["best"][0]["command"].startswith("gputui run vit --set lr=")
+    assert {trial["state"] for trial in report["not_complete"]} == {"pruned"}
+    assert 0 < report["saved_share"] < 1
     assert {importance["name"] for importance in report["importances"]} == {"lr", "batch_size", "optimizer"}
 
     out = tmp_path / "out"

@@ -40,7 +40,8 @@ def test_a_file_gets_everything() -> None:
 @pytest.mark.parametrize("room", [10, 20, 40, 45, 60, 200])
 def test_no_line_is_wider_than_the_terminal(room: int) -> None:
     lines = table_lines(HEADER, ROWS, ("SIZE",), room)
-    assert len(lines) == 3 and all(cell_width(line) <= room for line in lines)
+    assert len(lines) == 3
+    assert all(cell_width(line) <= room for line in lines)
     assert ("SIZE" in lines[0]) is (room >= 8 + 10 + 9 + 24)
     assert lines[1].endswith("given up") is (room == 200)
 
@@ -57,15 +58,19 @@ def test_a_long_name_gives_way_first() -> None:
     header = ("RUN", "SIZE", "STATE", "STEP", "")
     rows = [(name, "1 GiB", "running", "300/600", ""), ("vit-1", "1 GiB", "failed", "30/600", "")]
     lines = table_lines(header, rows, ("SIZE",), 80)
-    assert lines[0].split() == ["RUN", "SIZE", "STATE", "STEP"] and all(cell_width(line) <= 80 for line in lines)
-    assert lines[1].startswith("xxx") and "…" in lines[1] and lines[1].endswith("-7  1 GiB  running  300/600")
+    assert lines[0].split() == ["RUN", "SIZE", "STATE", "STEP"]
+    assert all(cell_width(line) <= 80 for line in lines)
+    assert lines[1].startswith("xxx")
+    assert "…" in lines[1]
+    assert lines[1].endswith("-7  1 GiB  running  300/600")
     assert table_lines(header, rows, ("SIZE",), 50)[0].split() == ["RUN", "STATE", "STEP"]
     assert all(name in table_lines(header, rows, ("SIZE",), room)[1] for room in (None, 100))
 
 
 def test_every_threshold_of_the_rules_is_whole(workspace: Workspace, narrow: int) -> None:
     text, _, _ = output_of(workspace, "alerts", "rules").partition("\n\n")
-    assert max(map(cell_width, text.splitlines())) <= narrow and "…" not in text
+    assert max(map(cell_width, text.splitlines())) <= narrow
+    assert "…" not in text
     for rule in RULES.values():
         for threshold in rule.thresholds:
             assert f"{threshold.name} {in_unit(rule.limits[threshold.name], threshold.unit)}" in text
@@ -77,6 +82,9 @@ def test_a_metric_with_a_long_name(home: Home, workspace: Workspace, narrow: int
     home.metrics("long-1", 1, [{"step": 1, "x" * 3000 + "-loss": 2.5}])
     add_boundary(home.connection, 1, offset=0)
     _, row = output_of(workspace, "metrics", "long-1").splitlines()
-    assert "…" in row and "-loss  2.5" in row and cell_width(row) <= narrow
+    assert "…" in row
+    assert "-loss  2.5" in row
+    assert cell_width(row) <= narrow
     (line,) = [line for line in output_of(workspace, "show", "long-1").splitlines() if line.startswith("metrics")]
-    assert "-loss" in line and cell_width(line.partition(", from ")[0]) <= narrow
+    assert "-loss" in line
+    assert cell_width(line.partition(", from ")[0]) <= narrow

@@ -58,13 +58,16 @@ def test_a_run_recovers_another_waits_and_nothing_is_left(tmp_path: Path, monkey
         assert incident.kind == "cuda_oom"
         first, second, third = read_attempts(connection, "gpt2-124m-1")
         assert [attempt.params["batch_size"] for attempt in (first, second, third)] == [64, 128, 64]
-        assert third.resumed_step is not None and third.resumed_step > (second.resumed_step or 0) > 49_000
+        assert third.resumed_step is not None
+        assert third.resumed_step > (second.resumed_step or 0) > 49_000
         waiting = find_run(connection, "resnet50-1")
-        assert waiting.state == "queued" and waiting.waiting_for
+        assert waiting.state == "queued"
+        assert waiting.waiting_for
         folder = str(workspace.state.parent)
         # A study that goes on launching trials must end, too.
         plan = make_plan(workspace.study_files / "vit-lr.yaml", workspace, tmp_path, situation=None, with_process=True)
-        assert plan.base is not None and plan.spec is not None
+        assert plan.base is not None
+        assert plan.spec is not None
         start_study(workspace, plan.base, plan.spec, plan.source)
         wait_until(lambda: any(not study.state.is_over for study in read_studies(connection)), 60, "the study")
     assert not Path(folder).exists()
@@ -83,7 +86,9 @@ def test_the_script_saves_when_it_is_asked_to_end(tmp_path: Path) -> None:
     assert process.wait(60) == 0
     saved = max((tmp_path / "checkpoints").glob("step_*.safetensors"))
     info = validate(saved)
-    assert info.valid and (info.size_bytes or 0) > 400_000_000 and saved.stat().st_blocks * 512 < 100_000
+    assert info.valid
+    assert (info.size_bytes or 0) > 400_000_000
+    assert saved.stat().st_blocks * 512 < 100_000
     lines = [json.loads(line) for line in metrics.read_text().splitlines()]
     last_step = max(line["step"] for line in lines if line["rank"] == 0)
     assert saved.name == f"step_{last_step:06d}.safetensors"

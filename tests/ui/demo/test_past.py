@@ -67,7 +67,8 @@ def test_incidents_and_decisions_are_those_of_the_standard_policy(connection: sq
     ]  # fmt: skip
     first, second = read_attempts(connection, "vit-b16-1")
     assert (first.params["batch_size"], second.params["batch_size"]) == (512, 256)
-    assert second.resumed_step == 34_000 and second.first_step == 34_001
+    assert second.resumed_step == 34_000
+    assert second.first_step == 34_001
     lost = read_attempts(connection, "gpt2-124m-1")
     assert [len(attempt.gpus) for attempt in lost] == [4, 3]
     assert set(quarantined(connection)) == set(lost[0].gpus) - set(lost[1].gpus)
@@ -85,11 +86,13 @@ def test_each_run_can_be_resumed_from_its_last_checkpoint(connection: sqlite3.Co
 def test_the_study_is_what_its_file_says(connection: sqlite3.Connection) -> None:
     study = find_study(connection, None)
     assert (study.study_id, study.state) == ("vit-lr-1", StudyState.FINISHED)
-    assert study.ended_at is not None and study.ended_at < NOW
+    assert study.ended_at is not None
+    assert study.ended_at < NOW
     spec = study_spec(study)
     trials = read_trials(connection, study.study_id)
     states = Counter(trial.state for trial in trials)
-    assert set(states) == {TrialState.COMPLETE, TrialState.PRUNED} and len(trials) == spec.budget.trials
+    assert set(states) == {TrialState.COMPLETE, TrialState.PRUNED}
+    assert len(trials) == spec.budget.trials
     runs = {run.run_id: run for run in read_runs(connection)}
     for trial in trials:
         run = runs[trial.run_id or ""]
@@ -100,7 +103,8 @@ def test_the_study_is_what_its_file_says(connection: sqlite3.Connection) -> None
         rungs = [rung for rung in read_rungs(connection, study.study_id) if rung.number == trial.number]
         assert [rung.value for rung in rungs] == list(itertools.accumulate((rung.value for rung in reported), min))
     best = best_trial(trials, spec.objectives)
-    assert best is not None and 2e-4 < best.params["lr"] < 2e-3
+    assert best is not None
+    assert 2e-4 < best.params["lr"] < 2e-3
     assert study.importances_for("val/loss")[0].name == "lr"
 
 
@@ -109,11 +113,14 @@ def test_gpus_were_busy_while_a_run_had_them(connection: sqlite3.Connection) -> 
     history = gpu_history(connection, NOW - 600, NOW, 60)
     run = find_run(connection, "gpt2-124m-2")
     second = find_run(connection, "vit-b16-3")
-    assert len(history) == 8 and not set(run.gpus) & set(second.gpus)
+    assert len(history) == 8
+    assert not set(run.gpus) & set(second.gpus)
     for uuid, gpu in history.items():
         loads = [value for value in gpu.utilization_percent if value is not None]
         if uuid in run.gpus:
-            assert min(loads[:50]) > 50 and min(loads[-3:]) > 50 and len(set(loads)) > 20
+            assert min(loads[:50]) > 50
+            assert min(loads[-3:]) > 50
+            assert len(set(loads)) > 20
         elif uuid in second.gpus:
             assert min(loads[30:]) > 50 > min(loads)
 
@@ -121,11 +128,15 @@ def test_gpus_were_busy_while_a_run_had_them(connection: sqlite3.Connection) -> 
 def test_events_are_written_in_the_order_of_their_times(connection: sqlite3.Connection) -> None:
     query = "SELECT at FROM events WHERE run_id IS NULL OR run_id NOT LIKE 'vit-lr-%' ORDER BY event_id"
     times = [at for (at,) in connection.execute(query)]
-    assert times == sorted(times) and times[-1] > NOW - 60
+    assert times == sorted(times)
+    assert times[-1] > NOW - 60
     assert connection.execute("SELECT count(*) FROM alerts WHERE cleared_at IS NULL").fetchone() == (1,)
 
 
 def test_runs_know_the_version_of_their_code(connection: sqlite3.Connection, workspace: Workspace) -> None:
     before, after = (read_spec(workspace.run_dir(run_id) / SPEC_FILE) for run_id in ("vit-b16-1", "vit-b16-3"))
-    assert before.code and after.code and before.code["commit"] != after.code["commit"]
-    assert before.code["branch"] == "main" and after.code["changed_files"] == 0
+    assert before.code
+    assert after.code
+    assert before.code["commit"] != after.code["commit"]
+    assert before.code["branch"] == "main"
+    assert after.code["changed_files"] == 0

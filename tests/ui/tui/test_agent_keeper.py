@@ -78,7 +78,8 @@ def test_a_read_only_screen_starts_no_agent_and_leaves_no_trace(agents: Agents, 
     assert agents.next_word() is None
     stop.set()
     keeper.join()
-    assert agents.starts == 0 and not workspace.state.exists()
+    assert agents.starts == 0
+    assert not workspace.state.exists()
 
 
 def test_an_agent_that_lives_is_left_alone_and_the_presence_ends_with_the_keeper(
@@ -87,7 +88,9 @@ def test_an_agent_that_lives_is_left_alone_and_the_presence_ends_with_the_keeper
     agents.identity = ALIVE
     stop = keep()
     wait_until(lambda: agents.looks > 3, what="some looks")
-    assert agents.starts == 0 and agents.told.empty() and has_views(workspace)
+    assert agents.starts == 0
+    assert agents.told.empty()
+    assert has_views(workspace)
     stop.set()
     assert wait_until(lambda: not has_views(workspace), what="its end")
 
@@ -103,5 +106,6 @@ def test_an_agent_is_started_and_started_again(keep: Callable[[], threading.Even
         said = agents.next_word()
     assert agents.starts == 3
     agents.identity = None
-    assert agents.next_word() == GONE and agents.next_word() is None
+    assert agents.next_word() == GONE
+    assert agents.next_word() is None
     assert agents.starts == 4

@@ -107,7 +107,8 @@ async def go_to(app: GputuiApp, pilot: Pilot[int], scope: Scope) -> ActionScreen
     app.do_live()
     OPENING[scope](app)
     await at_rest(pilot)
-    assert isinstance(app.screen, ActionScreen) and scope == app.screen.SCOPE
+    assert isinstance(app.screen, ActionScreen)
+    assert scope == app.screen.SCOPE
     return app.screen
 
 

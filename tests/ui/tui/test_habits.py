@@ -76,12 +76,15 @@ def test_the_mouse_is_on_without_motion_and_off_when_left_and_nothing_else_unask
     open_screen: Callable, home: Home
 ) -> None:
     with open_screen() as app:
-        assert MOUSE_ON in app.output and b"\x1b[?1003h" not in app.output
+        assert MOUSE_ON in app.output
+        assert b"\x1b[?1003h" not in app.output
         home.event("GPU 3 fell off the bus", severity="error")
         tick(home)
         app.read_until(lambda: "GPU 3 fell" in app.terminal.text)
         assert MOUSE_OFF in leave(app)
-        assert b"\x1b]2;" not in app.output and not bells(app) and b"\x1b[22;2t" not in app.output
+        assert b"\x1b]2;" not in app.output
+        assert not bells(app)
+        assert b"\x1b[22;2t" not in app.output
 
 
 def test_over_ssh_the_mouse_is_off_until_asked_for(open_screen: Callable, workspace: Workspace) -> None:
@@ -125,7 +128,8 @@ def test_copying_goes_through_the_terminal(open_screen: Callable) -> None:
         app.type("\x19")
         app.read_until(lambda: b"\x1b]52;c;" in app.output)
         match = re.search(rb"\x1b\]52;c;([A-Za-z0-9+/=]*)\x07", bytes(app.output))
-        assert match is not None and base64.b64decode(match[1]) == b"vit-b16-1"
+        assert match is not None
+        assert base64.b64decode(match[1]) == b"vit-b16-1"
         app.read_until(lambda: "Copied the run's id: vit-b16-1." in app.terminal.text)
 
 
@@ -145,7 +149,8 @@ def test_title_and_bell_tell_the_worst_and_are_taken_back(open_screen: Callable,
     with open_screen(title=True, bell=True) as app:
         assert not bells(app)
         titles = re.findall(rb"\x1b\]2;([^\x1b]*)\x1b\\", bytes(app.output))
-        assert len(titles) == 1 and titles[0].startswith("1 GPU lost · 2 running 1 queued · ".encode())
+        assert len(titles) == 1
+        assert titles[0].startswith("1 GPU lost · 2 running 1 queued · ".encode())
         assert app.output.count(b"\x1b[22;2t") == 1
         home.connection.execute("UPDATE runs SET state = 'recovering' WHERE run_id = 'vit-b16-1'")
         home.event("CUDA ran out of memory", subject="vit-b16-1", severity="error")
@@ -179,7 +184,9 @@ def test_ctrl_z_gives_the_terminal_back_and_fg_takes_it_again(open_screen: Calla
         os.kill(app.process.pid, signal.SIGCONT)
         app.read_until(lambda: settled_lines(app)[1:8] == before[1:8])
         output = bytes(app.output[mark:])
-        assert MOUSE_ON in output and b"\x1b[22;2t" in output and b"\x1b]2;" in output
+        assert MOUSE_ON in output
+        assert b"\x1b[22;2t" in output
+        assert b"\x1b]2;" in output
 
 
 def test_a_signal_ends_it_and_takes_the_modes_back(open_screen: Callable) -> None:
@@ -190,4 +197,6 @@ def test_a_signal_ends_it_and_takes_the_modes_back(open_screen: Callable) -> Non
         app.read(0.2)
         output = bytes(app.output[mark:])
         assert app.process.wait(60) == 0
-        assert MOUSE_OFF in output and b"\x1b[23;2t" in output and b"\x1b[?1049l" in output
+        assert MOUSE_OFF in output
+        assert b"\x1b[23;2t" in output
+        assert b"\x1b[?1049l" in output

@@ -30,13 +30,16 @@ async def test_each_kind_of_page_lies_on_the_stack_once(app: GputuiApp) -> None:
         await press(pilot, "p")
         assert stack(app) == [OverviewScreen, CompareScreen, RunScreen, ProcessesScreen]
         page = app.screen
-        assert isinstance(page, ProcessesScreen) and page.table.grouping == "gpu"
-        assert page.current is not None and 2 in page.current.gpus
+        assert isinstance(page, ProcessesScreen)
+        assert page.table.grouping == "gpu"
+        assert page.current is not None
+        assert 2 in page.current.gpus
         app.open_gpu(uuid(2))
         await pilot.pause()
         app.open_gpu(uuid(3))
         await pilot.pause()
-        assert stack(app)[3:] == [ProcessesScreen, GpuScreen] and "GPU 3" in text(app, "head")
+        assert stack(app)[3:] == [ProcessesScreen, GpuScreen]
+        assert "GPU 3" in text(app, "head")
         assert app.feed.interest.gpu_uuid == uuid(3)
         for depth in (4, 3, 2, 1):
             await press(pilot, "escape")

@@ -86,7 +86,9 @@ def test_a_run_before_its_first_step_says_so_for_how_long_and_from_where(home: H
     home.metrics("vit-1", 2, [{"step": 41, "time": NOW - 1, "loss": 1.0}])
     home.connection.execute("UPDATE attempts SET first_step_at = ? WHERE number = 2", (NOW - 1,))
     row = row_of(workspace, "vit-1")
-    assert not awaits_step(row) and "no step" not in status_line(row, NOW)[0] and row.run.usual_start_seconds is None
+    assert not awaits_step(row)
+    assert "no step" not in status_line(row, NOW)[0]
+    assert row.run.usual_start_seconds is None
 
 
 @table("metrics, expected", [
@@ -141,7 +143,9 @@ def test_a_stop_says_since_when_what_for_and_until_when(home: Home, workspace: W
     row = row_of(workspace, "vit-1")
     assert row.run.stop == StopRequest(NOW - 12, 35.0, is_kill=False)
     line, style = status_line(row, NOW)
-    assert "12 s" in line and "killed in 23 s" in line and style == "text"
+    assert "12 s" in line
+    assert "killed in 23 s" in line
+    assert style == "text"
     assert "being killed" in status_line(row, NOW + 30)[0]
     home.connection.execute("UPDATE attempts SET stop_requested = 'kill'")
     assert row_of(workspace, "vit-1").run.stop == StopRequest(NOW - 12, 35.0, is_kill=True)
@@ -150,9 +154,11 @@ def test_a_stop_says_since_when_what_for_and_until_when(home: Home, workspace: W
 def test_a_stop_that_a_hung_rank_holds_up_says_for_how_long_no_step_came() -> None:
     run = replace(RUN, state=RunState.STOPPING, stop=StopRequest(NOW - 20, 35.0))
     line, style = status_line(RunRow(run, Progress(step=40, steps_per_second=10.0, newest_at=NOW - 26)), NOW)
-    assert "no step for 26 s" in line and style == "warn"
+    assert "no step for 26 s" in line
+    assert style == "warn"
     line, style = status_line(RunRow(run, Progress(step=40, steps_per_second=10.0, newest_at=NOW - 0.2)), NOW)
-    assert "no step" not in line and style == "text"
+    assert "no step" not in line
+    assert style == "text"
 
 
 def test_a_script_that_tells_of_every_hundredth_step_is_not_silent_between_two_of_them(
@@ -216,7 +222,8 @@ def test_a_stop_that_its_target_does_not_answer_says_so_and_names_the_way_out(is
     placed = PlacementView("running", contact_at=NOW - 300, problem="no route")
     run = replace(RUN, target="lab", state=RunState.STOPPING, placement=placed)
     line = status_line(RunRow(replace(run, stop=StopRequest(NOW - 9, 35.0, is_kill)), Progress()), NOW)[0]
-    assert "no route" in line and expected in line
+    assert "no route" in line
+    assert expected in line
 
 
 @table("state, is_ending", [("running", True), ("starting", True), ("failed", False)])
@@ -242,13 +249,17 @@ def test_a_stop_says_what_is_not_saved(home: Home, workspace: Workspace) -> None
     home.attempt("vit-1", 1)
     home.transition("vit-1", "running", "stopping", "stop", 12)
     stop = row_of(workspace, "vit-1").run.stop
-    assert stop is not None and stop.saved_step is None
-    assert unsaved_words(40, stop).startswith("40 steps") and unsaved_words(None, stop) == ""
+    assert stop is not None
+    assert stop.saved_step is None
+    assert unsaved_words(40, stop).startswith("40 steps")
+    assert unsaved_words(None, stop) == ""
     for step, verdict in ((30, "valid"), (39, "struck"), (20, "unexamined")):
         checkpoints.save(home.connection, "vit-1", (), [ledger_row(str(step), step=step, verdict=verdict)])
     stop = row_of(workspace, "vit-1").run.stop
-    assert stop is not None and stop.saved_step == 30
-    assert unsaved_words(40, stop).startswith("10 steps") and unsaved_words(30, stop) == ""
+    assert stop is not None
+    assert stop.saved_step == 30
+    assert unsaved_words(40, stop).startswith("10 steps")
+    assert unsaved_words(30, stop) == ""
     assert mentions(status_line(row_of(workspace, "vit-1"), NOW)[0], "save a checkpoint")
 
 
@@ -258,7 +269,8 @@ def test_a_success_with_a_loss_that_is_no_number_says_so(home: Home, workspace: 
     assert status_line(row_of(workspace, "vit-1"), NOW)[1] == "dim"
     home.connection.execute("UPDATE attempts SET exit = ?", ('{"unsound_since": 1200}',))
     line, style = status_line(row_of(workspace, "vit-1"), NOW)
-    assert mentions(line.replace("\u202f", " "), "not finite", "1 200") and style == "warn"
+    assert mentions(line.replace("\u202f", " "), "not finite", "1 200")
+    assert style == "warn"
 
 
 @table("state, number, step, loss", [
@@ -322,14 +334,17 @@ def test_a_question_about_several_runs_names_them_with_their_sizes() -> None:
     assert mentions(question, "a-1 (1 GiB)", "a-3", "Together 3 GiB", "Gone.", "b-1 (not ended yet)")
     assert "at least" not in question
     question = runs_question([*runs, RUN], {}, "", with_sizes=True)
-    assert "at least 3 GiB" in question and "Left out" not in question
+    assert "at least 3 GiB" in question
+    assert "Left out" not in question
     many = [replace(RUN, run_id=f"c-{number}") for number in range(MOST_NAMED + 5)]
     question = runs_question(many, {}, "")
-    assert mentions(question, f"c-{MOST_NAMED - 1}", "5 more") and f"c-{MOST_NAMED}," not in question
+    assert mentions(question, f"c-{MOST_NAMED - 1}", "5 more")
+    assert f"c-{MOST_NAMED}," not in question
 
 
 def test_tags_of_several_runs_are_shown_with_their_runs() -> None:
     tags = [("all", "most", "small"), ("all", "most"), ("all", "most"), ("all", "most"), ("all",)]
     runs = [replace(RUN, run_id=f"a-{number}", tags=labels) for number, labels in enumerate(tags, 1)]
     assert shared_tag_words(runs) == "all, most (4 of 5), small (a-1)"
-    assert shared_tag_words(runs[4:]) == "all" and shared_tag_words([RUN]) == ""
+    assert shared_tag_words(runs[4:]) == "all"
+    assert shared_tag_words([RUN]) == ""

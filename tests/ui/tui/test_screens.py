@@ -54,7 +54,9 @@ async def test_the_first_frame_is_full(app: GputuiApp) -> None:
         lower = app.screen.query_one("#lower").size.height
         beside = {"processes", "events"}
         assert lower + sum(pane.size.height for pane in app.screen.query(Pane) if pane.id not in beside) == 48
-        assert lower > 10 and "sweep.py" in text(app, "processes") and "EVENTS" in text(app, "events")
+        assert lower > 10
+        assert "sweep.py" in text(app, "processes")
+        assert "EVENTS" in text(app, "events")
 
 
 async def test_the_cursor_moves_and_stays_on_its_run(app: GputuiApp, home: Home) -> None:
@@ -78,11 +80,13 @@ async def test_the_filter_narrows_the_table_while_typing(app: GputuiApp) -> None
         await pilot.press("slash", "v", "i", "t")
         assert overview(app).row_ids == ["vit-b16-1"]
         await pilot.press("backspace", "backspace", "backspace", "q", "q")  # q is text here, not a key
-        assert overview(app).row_ids == [] and "No run matches" in text(app, "runs")
+        assert overview(app).row_ids == []
+        assert "No run matches" in text(app, "runs")
         await pilot.press("escape")
         assert len(overview(app).row_ids) == 4
         await pilot.press("slash", "l", "r", "enter", "enter")
-        assert isinstance(app.screen, RunScreen) and app.screen.run_id == "lr-sweep-3"
+        assert isinstance(app.screen, RunScreen)
+        assert app.screen.run_id == "lr-sweep-3"
         await pilot.press("escape")
         assert "/lr" in text(app, "runs")
         await pilot.press("escape")
@@ -113,7 +117,8 @@ async def test_a_terminal_grows_and_shrinks_below_a_dialog(app: GputuiApp, key: 
             end = ("40×9.",) if is_small else (f"esc {dialog.keys[-1][1]}",)
             await wait_for(pilot, lambda end=end: screen_text(app).rstrip().endswith(end))
             await wait_for(pilot, lambda is_small=is_small: (dialog.pane.text == "") == is_small)
-            assert app.screen is dialog and ("╰" in screen_text(app)) != is_small, (width, height)
+            assert app.screen is dialog, (width, height)
+            assert ("╰" in screen_text(app)) != is_small, (width, height)
         await pilot.press("escape")
         assert app.screen is overview(app)
 
@@ -161,12 +166,14 @@ async def test_stopping_asks_first_and_shows_the_answer(app: GputuiApp, home: Ho
     async with app.run_test(size=SMALL) as pilot:
         await pilot.press("s")
         assert isinstance(app.screen, ConfirmScreen)
-        assert "Stop vit-b16-1?" in text(app, "confirm") and "checkpoint" in text(app, "confirm")
+        assert "Stop vit-b16-1?" in text(app, "confirm")
+        assert "checkpoint" in text(app, "confirm")
         await pilot.press("x")  # no answer
         assert isinstance(app.screen, ConfirmScreen)
         for no in ("n", "enter", "escape"):
             await pilot.press(no)
-            assert isinstance(app.screen, OverviewScreen) and commands_of(home) == []
+            assert isinstance(app.screen, OverviewScreen)
+            assert commands_of(home) == []
             await pilot.press("s")
         await pilot.press("n")
         await pilot.press("s", "y")
@@ -205,7 +212,8 @@ async def test_what_the_agent_does_not_answer_is_withdrawn(
         await wait_for(pilot, lambda: state() == ("refused", "not answered in time"))
         feed_of(app).refresh()
         await pilot.pause()
-        assert "Stop vit-b16-1: refused" in text(app, "message") and not app.unanswered
+        assert "Stop vit-b16-1: refused" in text(app, "message")
+        assert not app.unanswered
 
 
 async def test_a_refusal_is_shown_with_its_reason(app: GputuiApp, home: Home) -> None:
@@ -251,10 +259,12 @@ async def test_a_store_that_is_not_there_is_told(app: GputuiApp, workspace: Work
 async def test_the_help_is_about_the_screen_behind_it(app: GputuiApp) -> None:
     async with app.run_test(size=SMALL) as pilot:
         await pilot.press("question_mark")
-        assert isinstance(app.screen, HelpScreen) and "Open the run or GPU" in text(app, "sheet")
+        assert isinstance(app.screen, HelpScreen)
+        assert "Open the run or GPU" in text(app, "sheet")
         await pilot.press("down", "up", "pagedown", "escape")
         await pilot.press("enter", "question_mark")
-        assert "Filter the charts" in text(app, "sheet") and "Mark or unmark" not in text(app, "sheet")
+        assert "Filter the charts" in text(app, "sheet")
+        assert "Mark or unmark" not in text(app, "sheet")
         await pilot.press("escape")
         assert isinstance(app.screen, RunScreen)
 
@@ -284,11 +294,14 @@ async def test_the_palette_finds_actions_and_runs(app: GputuiApp) -> None:
         assert isinstance(app.screen, PaletteScreen)
         await pilot.press("enter")
         await pilot.pause()
-        assert isinstance(app.screen, RunScreen) and app.screen.run_id == "gpt2-124m-1"
+        assert isinstance(app.screen, RunScreen)
+        assert app.screen.run_id == "gpt2-124m-1"
         await pilot.press("colon", *"lr-sweep-3", "down", "up", "enter")
         await pilot.pause()
-        assert isinstance(app.screen, RunScreen) and app.screen.run_id == "lr-sweep-3"
-        assert len(app.screen_stack) == 2 and feed_of(app).interest.run_id == "lr-sweep-3"
+        assert isinstance(app.screen, RunScreen)
+        assert app.screen.run_id == "lr-sweep-3"
+        assert len(app.screen_stack) == 2
+        assert feed_of(app).interest.run_id == "lr-sweep-3"
         assert "lr-sweep-3 · ◌ queued" in text(app, "head")
         await pilot.press("ctrl+p", *"zzzz", "enter")
         assert isinstance(app.screen, RunScreen)
@@ -305,7 +318,8 @@ async def test_launching_with_a_changed_parameter(app: GputuiApp, home: Home, pr
     async with app.run_test(size=SMALL) as pilot:
         await open_form(pilot, app)
         await wait_for(pilot, lambda: form_of(app).plan is not None and form_of(app).plan.spec is not None)  # type: ignore[union-attr]
-        assert "--steps 10" in text(app, "list") and "how many steps" in text(app, "list")
+        assert "--steps 10" in text(app, "list")
+        assert "how many steps" in text(app, "list")
         await pilot.press("down", "down", *"25")  # what is typed takes the place of the 10
         await wait_for(pilot, lambda: "--steps 25" in text(app, "list"))
         assert "was 10" in text(app, "list")
@@ -316,7 +330,8 @@ async def test_launching_with_a_changed_parameter(app: GputuiApp, home: Home, pr
         await wait_for(pilot, lambda: bool(feed_of(app).watched))
         assert isinstance(app.screen, OverviewScreen)
         [(verb, _, args)] = commands_of(home)
-        assert verb == "run" and args["name"] == "tiny"
+        assert verb == "run"
+        assert args["name"] == "tiny"
         spec = json.loads((app.workspace.state / "inbox" / f"{args['ticket']}.json").read_text())
         assert spec["params"] == {"steps": 26, "lr": 0.5}
         home.run("tiny-1", "queued", started_ago=None)
@@ -334,12 +349,14 @@ async def test_mistakes_show_while_typing_and_keep_it_from_starting(app: GputuiA
         await pilot.press("down", "down", "ctrl+u", *"lots")
         assert mentions(text(app, "list"), "✗", "whole number", "1 to 100")
         await pilot.press("enter")
-        assert isinstance(app.screen, LaunchScreen) and commands_of(home) == []
+        assert isinstance(app.screen, LaunchScreen)
+        assert commands_of(home) == []
         await pilot.press("up", "up", "ctrl+u", *"99")
         await pilot.press("down", "down", "ctrl+u", *"5")
         await wait_for(pilot, lambda: "99" in (form_of(app).plan.blocked_by or "") if form_of(app).plan else False)  # type: ignore[union-attr]
         await pilot.press("enter")
-        assert isinstance(app.screen, LaunchScreen) and commands_of(home) == []
+        assert isinstance(app.screen, LaunchScreen)
+        assert commands_of(home) == []
 
 
 async def test_enter_typed_ahead_of_the_checks_waits_for_them(app: GputuiApp, home: Home, profile: Path) -> None:
@@ -361,7 +378,8 @@ async def test_the_dry_run_shows_everything_and_starts_nothing(app: GputuiApp, h
         for word in ("command", "--steps 10", "GPUTUI_RUN_ID=RUN", "none, on the CPU", "✓ program"):
             assert word in sheet
         await pilot.press("escape", "escape", "escape")
-        assert isinstance(app.screen, OverviewScreen) and commands_of(home) == []
+        assert isinstance(app.screen, OverviewScreen)
+        assert commands_of(home) == []
 
 
 async def test_a_run_without_known_checkpoints_says_so_before_it_is_stopped_or_resumed(

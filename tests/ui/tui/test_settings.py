@@ -48,9 +48,12 @@ def test_a_broken_file_is_one_sentence_and_is_kept(path: Path) -> None:
         path.write_text(text)
         settings, problem = kept.load(path)
         assert settings == Settings()
-        assert problem is not None and str(path) in problem and "\n" not in problem, text[:9]
+        assert problem is not None, text[:9]
+        assert str(path) in problem, text[:9]
+        assert "\n" not in problem, text[:9]
         said = kept.save(path, {"bell": True})
-        assert said is not None and "set aside" in said, text[:9]
+        assert said is not None, text[:9]
+        assert "set aside" in said, text[:9]
         assert path.with_name("settings.json.broken").read_text() == text
         assert kept.load(path) == (Settings(bell=True), None), text[:9]
 
@@ -61,7 +64,8 @@ def test_values_that_do_not_fit_are_named_and_the_others_hold(path: Path) -> Non
     path.write_text(json.dumps({**wrong, "title": True}))
     settings, problem = kept.load(path)
     assert settings == Settings(title=True)
-    assert problem is not None and "\x1b" not in problem
+    assert problem is not None
+    assert "\x1b" not in problem
     assert all(name in problem for name in wrong)
 
 
@@ -87,7 +91,8 @@ def test_a_wish_holds_wherever_the_action_is() -> None:
     keys = resolve_keys({"stop": "f9 ctrl+s", "run.export": "f8"})
     assert not keys.refused
     assert keys.on("overview")["stop"] == ("f9", "ctrl+s") == keys.on("run")["stop"]
-    assert "export" not in keys.on("overview") and keys.on("run")["export"] == ("f8",)
+    assert "export" not in keys.on("overview")
+    assert keys.on("run")["export"] == ("f8",)
 
 
 def test_what_cannot_be_is_refused_in_words() -> None:
@@ -100,7 +105,8 @@ def test_what_cannot_be_is_refused_in_words() -> None:
         ({"launch.preview": "p"}, "text"),
     ]:
         keys_in_force = resolve_keys(choice)
-        assert len(keys_in_force.refused) == 1 and word in keys_in_force.refused[0], (choice, word)
+        assert len(keys_in_force.refused) == 1, (choice, word)
+        assert word in keys_in_force.refused[0], (choice, word)
         for scope in get_args(Scope):
             keys = [
                 key for action in actions_in(scope) for key in keys_in_force.on(scope).get(action.name, action.keys)
@@ -155,11 +161,17 @@ async def test_charts_order_and_fold_begin_as_they_were_left(home: Home, workspa
     assert app.save_settings() is None
     settings, problem = kept.load(workspace.settings)
     assert problem is None
-    assert settings.fold and settings.sort == "newest" and settings.chart_smoothing and settings.pins
+    assert settings.fold
+    assert settings.sort == "newest"
+    assert settings.chart_smoothing
+    assert settings.pins
     again = still_app(workspace, settings)
     async with again.run_test(size=(120, 36)) as pilot:
         await pilot.press("enter")
         await pilot.pause()
-        assert again.chart_memory.usual.smoothing == charts.smoothing > 0 and again.chart_memory.usual.pins
+        assert again.chart_memory.usual.smoothing == charts.smoothing > 0
+        assert again.chart_memory.usual.pins
         overview = again.screen_stack[0]
-        assert isinstance(overview, OverviewScreen) and overview.is_folded and overview.table.order == "newest"
+        assert isinstance(overview, OverviewScreen)
+        assert overview.is_folded
+        assert overview.table.order == "newest"

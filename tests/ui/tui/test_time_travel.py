@@ -49,23 +49,30 @@ def app(home: Home, make_app: MakeApp) -> GputuiApp:
 
 async def test_the_whole_screen_is_as_it_was(app: GputuiApp) -> None:
     async with app.run_test(size=SMALL) as pilot:
-        assert "◀" not in screen_text(app) and "12:44" in text(app, "head")
+        assert "◀" not in screen_text(app)
+        assert "12:44" in text(app, "head")
         await pilot.press("down", "down")
         page = app.screen
-        assert isinstance(page, OverviewScreen) and page.table.cursor == "lr-sweep-3"
+        assert isinstance(page, OverviewScreen)
+        assert page.table.cursor == "lr-sweep-3"
         app.perform("time_back_far")
         await pilot.pause()
         head = text(app, "head")
         assert mentions(head, "◀ 03:11:04 · 1 min ago", "L live")
         assert text(app, "notice").splitlines()[0].endswith(" now")
         # The GPUs' samples, the runs' steps and the queue are those of then.
-        assert "gpt2-124m r0" not in text(app, "gpus") and "71.2" not in text(app, "gpus")
+        assert "gpt2-124m r0" not in text(app, "gpus")
+        assert "71.2" not in text(app, "gpus")
         assert "3 780/6 000" in text(app, "runs")
-        assert "lr-sweep" not in screen_text(app) and "queued behind 1 run" not in screen_text(app)
-        assert "resnet50-2" in text(app, "runs") and "1 h ago" in text(app, "runs")
+        assert "lr-sweep" not in screen_text(app)
+        assert "queued behind 1 run" not in screen_text(app)
+        assert "resnet50-2" in text(app, "runs")
+        assert "1 h ago" in text(app, "runs")
         await pilot.press("L")
-        assert "◀" not in screen_text(app) and "lr-sweep" in text(app, "runs")
-        assert "4 120/6 000" in text(app, "runs") and page.table.cursor == "lr-sweep-3"
+        assert "◀" not in screen_text(app)
+        assert "lr-sweep" in text(app, "runs")
+        assert "4 120/6 000" in text(app, "runs")
+        assert page.table.cursor == "lr-sweep-3"
 
 
 async def test_steps_go_on_and_end_in_the_present(app: GputuiApp) -> None:
@@ -78,7 +85,8 @@ async def test_steps_go_on_and_end_in_the_present(app: GputuiApp) -> None:
             await pilot.pause()
             assert f"◀ {expected}" in text(app, "head")
         await pilot.press("greater_than_sign")
-        assert "◀" not in text(app, "head") and app.moment is None
+        assert "◀" not in text(app, "head")
+        assert app.moment is None
         await pilot.press("greater_than_sign")
         assert mentions(text(app, "message"), "present already")
 
@@ -86,13 +94,17 @@ async def test_steps_go_on_and_end_in_the_present(app: GputuiApp) -> None:
 async def test_jumping_from_event_to_event(app: GputuiApp) -> None:
     async with app.run_test(size=SMALL) as pilot:
         await pilot.press("left_square_bracket")
-        assert "◀ 03:12:14" in text(app, "head") and "queued behind 1 run" in text(app, "events")
+        assert "◀ 03:12:14" in text(app, "head")
+        assert "queued behind 1 run" in text(app, "events")
         await pilot.press("left_square_bracket", "left_square_bracket")
-        assert "◀ 03:02:1" in text(app, "head") and "10 min ago" in text(app, "head")
-        assert "fell off the bus" in text(app, "events") and "training again" not in text(app, "events")
+        assert "◀ 03:02:1" in text(app, "head")
+        assert "10 min ago" in text(app, "head")
+        assert "fell off the bus" in text(app, "events")
+        assert "training again" not in text(app, "events")
         assert mentions(text(app, "runs"), "↻ vit-b16-1 ", " recovering ↻1")
         await pilot.press("right_square_bracket")
-        assert "◀ 03:02:58" in text(app, "head") and "training again" in text(app, "events")
+        assert "◀ 03:02:58" in text(app, "head")
+        assert "training again" in text(app, "events")
         await pilot.press("right_square_bracket", "right_square_bracket")
         assert "after this" in text(app, "message")
         assert "◀ 03:12:14" in text(app, "head")
@@ -101,7 +113,8 @@ async def test_jumping_from_event_to_event(app: GputuiApp) -> None:
 async def test_typing_a_time(app: GputuiApp) -> None:
     async with app.run_test(size=SMALL) as pilot:
         await pilot.press("t")
-        assert isinstance(app.screen, FormScreen) and "for example 03:12" in text(app, "form")
+        assert isinstance(app.screen, FormScreen)
+        assert "for example 03:12" in text(app, "form")
         await pilot.press(*"3:05x")
         assert "'3:05x' is not a time" in text(app, "form")
         await pilot.press("enter")
@@ -109,7 +122,8 @@ async def test_typing_a_time(app: GputuiApp) -> None:
         await pilot.press("backspace")
         assert mentions(text(app, "form"), "Sat 21 Nov 2026 03:05:00", "7 min 44 s")
         await pilot.press("enter")
-        assert isinstance(app.screen, OverviewScreen) and "◀ 03:05:00 · 7 min ago" in text(app, "head")
+        assert isinstance(app.screen, OverviewScreen)
+        assert "◀ 03:05:00 · 7 min ago" in text(app, "head")
         await pilot.press("t", *"-20s", "escape")
         assert "◀ 03:05:00" in text(app, "head")
         await pilot.press("L")
@@ -130,10 +144,13 @@ async def test_what_would_change_the_present_is_refused_in_words(app: GputuiApp,
 async def test_the_page_of_a_run_is_as_it_was(app: GputuiApp) -> None:
     async with app.run_test(size=WIDE) as pilot:
         await pilot.press("enter")
-        assert "attempt 3" in text(app, "head") and "left GPU 7 out" in screen_text(app)
+        assert "attempt 3" in text(app, "head")
+        assert "left GPU 7 out" in screen_text(app)
         await pilot.press("t", *"3:01", "enter")
-        assert "◀ 03:01:00" in text(app, "head") and "attempt 2" in text(app, "head")
-        assert "GPU 7 was lost" not in screen_text(app) and "CUDA ran out of memory" in screen_text(app)
+        assert "◀ 03:01:00" in text(app, "head")
+        assert "attempt 2" in text(app, "head")
+        assert "GPU 7 was lost" not in screen_text(app)
+        assert "CUDA ran out of memory" in screen_text(app)
         await pilot.press("escape")
         assert "◀ 03:01:00" in text(app, "head")
         assert isinstance(app.screen, OverviewScreen)

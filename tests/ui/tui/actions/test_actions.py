@@ -105,7 +105,8 @@ def test_the_help_has_every_sign_of_its_page_in_its_colour() -> None:
         spans = {(text.strip(), style) for line in lines for text, style in line}
         assert {(sign.glyph, sign.style) for sign in PAGE_SIGNS[scope]} <= spans, (scope, width)
     overview = {sign.glyph: sign.word for sign in PAGE_SIGNS["overview"]}
-    assert overview["◔"] == "starting" and mentions(overview["⊘"], "quarantine")
+    assert overview["◔"] == "starting"
+    assert mentions(overview["⊘"], "quarantine")
     loads = {sign.style: sign.word for sign in PAGE_SIGNS["overview"] if sign.style.startswith("load")}
     assert mentions(loads["load.2"], "75 %", "80 %")
 
@@ -143,7 +144,8 @@ def test_the_footer_has_what_is_of_use_only_here(home: Home) -> None:
     run = find_run(home.connection, "a-1")
     gpu = read_gpus(home.connection, NOW)[7]
     here = Context("overview", run, gpu=gpu)
-    assert "C clear" not in footer(here, 120) and "esc unmark" not in footer(here, 120)
+    assert "C clear" not in footer(here, 120)
+    assert "esc unmark" not in footer(here, 120)
     assert "C clear" in footer(replace(here, quarantined=frozenset({gpu.uuid})), 80)
     assert "esc unmark" in footer(replace(here, marked=(run,)), 80)
 
@@ -153,7 +155,8 @@ def test_the_footer_has_what_is_of_use_only_here(home: Home) -> None:
 def test_the_footer_never_leaves_out_the_ways_out(scope: Scope, width: int) -> None:
     line = footer(Context(scope, has_studies=True, past_at=None), width)
     ends = ("esc",) if scope in ("profiles", "study_files", "launch") else ("^p", "?", "q")
-    assert cell_width(line) <= width and mentions(line, *ends)
+    assert cell_width(line) <= width
+    assert mentions(line, *ends)
 
 
 def test_what_is_possible_depends_on_the_run(home: Home) -> None:
@@ -219,7 +222,8 @@ def test_with_marked_runs_one_that_it_can_be_done_with_is_enough(home: Home) -> 
     assert find("remove", "overview").why_not(here) == needs_write(here)
     assert find("open", "overview").why_not(replace(here, run=running)) is None
     line = footer(Context("overview", run=running, marked=(failed, complete, running)), 80)
-    assert "rerun 2" in line and "stop 1" in line
+    assert "rerun 2" in line
+    assert "stop 1" in line
     assert "stop" not in footer(Context("overview", run=running, marked=(failed, complete)), 80)
 
 

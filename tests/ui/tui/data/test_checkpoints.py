@@ -48,11 +48,15 @@ def test_the_newest_is_checked_and_the_others_when_asked(tmp_path: Path) -> None
     clock = Clock()
     reader = CheckpointReader(clock)
     listing = look(reader, tmp_path, to_check=None, facts=facts)
-    assert listing.is_known and listing.count == 2
+    assert listing.is_known
+    assert listing.count == 2
     assert [(checkpoint.step, checkpoint.is_valid) for checkpoint in listing.newest] == [(200, True), (100, None)]
-    assert "CRC" in listing.newest[0].why and listing.newest[0].size_bytes and listing.newest[0].modified_at
+    assert "CRC" in listing.newest[0].why
+    assert listing.newest[0].size_bytes
+    assert listing.newest[0].modified_at
     listing = look(reader, tmp_path, "step_100.pt", facts)
-    assert listing.newest[1].is_valid is False and "damaged" in listing.newest[1].why
+    assert listing.newest[1].is_valid is False
+    assert "damaged" in listing.newest[1].why
 
 
 def test_one_that_may_be_of_another_run_is_not_checked_in_place_of_the_own_one(tmp_path: Path) -> None:
@@ -71,7 +75,8 @@ def test_one_that_cannot_be_read_is_not_called_damaged(tmp_path: Path) -> None:
     write(tmp_path, 100)
     (tmp_path / "step_100.pt.sha256").mkdir()
     (checkpoint,) = look(CheckpointReader(Clock()), tmp_path, "step_100.pt").newest
-    assert checkpoint.is_valid is None and "not a regular file" in checkpoint.why
+    assert checkpoint.is_valid is None
+    assert "not a regular file" in checkpoint.why
 
 
 def test_what_comes_later_is_found_a_few_seconds_later(tmp_path: Path) -> None:
@@ -89,7 +94,8 @@ def test_what_comes_later_is_found_a_few_seconds_later(tmp_path: Path) -> None:
 def test_of_a_past_moment_only_what_was_there() -> None:
     listing = CheckpointList((Checkpoint("b", 2, 1, 20.0), Checkpoint("a", 1, 1, 10.0)), 5, is_known=True)
     then = listing.at(15.0, [Checkpoint("c", 1, 1, 12.0, is_gone=True)])
-    assert [checkpoint.name for checkpoint in then.newest] == ["c", "a"] and then.count == 5
+    assert [checkpoint.name for checkpoint in then.newest] == ["c", "a"]
+    assert then.count == 5
 
 
 def test_a_checkpoint_that_is_gone_or_written_again_was_there_in_the_past(home: Home) -> None:

@@ -77,7 +77,9 @@ def test_an_absurd_number_of_steps_leaves_the_json_readable(home: Home, workspac
         snapshot = SnapshotReader(workspace).read(connection, NOW, Interest())
     assert snapshot.runs[0].progress.seconds_left == math.inf
     (shape,) = json.loads(json.dumps(snapshot_shape(snapshot, running=False, home=""), allow_nan=False))["runs"]
-    assert shape["seconds_left"] is None and shape["steps_per_second"] == 0.01 and shape["loss"] == "Infinity"
+    assert shape["seconds_left"] is None
+    assert shape["steps_per_second"] == 0.01
+    assert shape["loss"] == "Infinity"
 
 
 def test_a_commit_arrives(feed: Feed, home: Home, listener: Listener) -> None:
@@ -123,7 +125,8 @@ def test_a_corrupt_database_becomes_a_sentence_and_the_screen_recovers(
     workspace.database.write_bytes(b"this is no database" * 1000)
     feed.start()
     snapshot = listener.until(lambda snapshot: snapshot.problem is not None)
-    assert snapshot.problem is not None and "is damaged" in snapshot.problem
+    assert snapshot.problem is not None
+    assert "is damaged" in snapshot.problem
     set_aside(workspace.database, time.time())
     with closing(Home(workspace)) as home:
         overnight(home)
@@ -138,7 +141,8 @@ def test_what_nobody_foresaw_is_told_and_does_not_end_the_feed(
         patched.setattr("gputui.ui.tui.data.feed.data_version", lambda _connection: {}["nothing"])
         feed.start()
         snapshot = listener.until(lambda snapshot: snapshot.problem is not None)
-        assert snapshot.problem is not None and "KeyError in test_feed.py, line" in snapshot.problem
+        assert snapshot.problem is not None
+        assert "KeyError in test_feed.py, line" in snapshot.problem
     assert listener.until(lambda snapshot: bool(snapshot.gpus)).problem is None
 
 
@@ -151,7 +155,8 @@ def test_a_locked_database_holds_nothing_up(feed: Feed, workspace: Workspace, ho
     feed.start()
     assert feed.first(0.2).agent is None
     snapshot = listener.until(lambda snapshot: snapshot.problem is not None)
-    assert snapshot.problem is not None and "locked by another program" in snapshot.problem
+    assert snapshot.problem is not None
+    assert "locked by another program" in snapshot.problem
     locker.execute("ROLLBACK")
     locker.close()
     assert listener.until(lambda snapshot: bool(snapshot.gpus)).problem is None
@@ -166,7 +171,8 @@ def test_what_a_new_file_holds_is_read(feed: Feed, workspace: Workspace, home: H
     try:
         elsewhere.agent(problem="No NVIDIA driver found.")
         snapshot = listener.until(lambda snapshot: not snapshot.gpus and snapshot.agent is not None)
-        assert snapshot.agent is not None and snapshot.agent.gpu_problem == "No NVIDIA driver found."
+        assert snapshot.agent is not None
+        assert snapshot.agent.gpu_problem == "No NVIDIA driver found."
     finally:
         elsewhere.close()
 
@@ -179,13 +185,16 @@ def test_the_page_of_a_run_is_read_when_it_is_looked_at(feed: Feed, home: Home, 
     page = listener.until(lambda snapshot: snapshot.page is not None).page
     assert page is not None
     assert [attempt.number for attempt in page.attempts] == [1, 2, 3]
-    assert page.launched["batch_size"] == 512 and page.run.params["batch_size"] == 384
+    assert page.launched["batch_size"] == 512
+    assert page.run.params["batch_size"] == 384
     assert page.charts is None
     feed.look_at(Interest("vit-b16-1", charts=ChartRequest(("loss", "lr"))))
     charts = listener.until(lambda snapshot: snapshot.page is not None and snapshot.page.charts is not None).page
-    assert charts is not None and charts.charts is not None
+    assert charts is not None
+    assert charts.charts is not None
     assert [curve.problem for curve in charts.charts.curves.values()] == [None, None]
-    assert charts.charts.curves["loss"].last is not None and charts.charts.markers
+    assert charts.charts.curves["loss"].last is not None
+    assert charts.charts.markers
 
 
 def test_the_answer_to_a_command_is_told(feed: Feed, workspace: Workspace, home: Home, listener: Listener) -> None:
@@ -211,10 +220,13 @@ def test_a_past_moment_is_read_once_and_returned_from(feed: Feed, home: Home, li
     assert (back.at, back.past.request if back.past else None) == (NOW - 30, moment)
     feed.look_at(Interest("vit-b16-1"))  # a page opened meanwhile is of the same moment
     page = listener.until(lambda snapshot: snapshot.page is not None)
-    assert page.at == NOW - 30 and page.past is not None
+    assert page.at == NOW - 30
+    assert page.past is not None
     home.event("something happened")
     later = listener.until(lambda snapshot: snapshot.past is not None and snapshot.past.now > page.past.now)
-    assert later.events == back.events and later.gpus is page.gpus
+    assert later.events == back.events
+    assert later.gpus is page.gpus
     feed.look_back(None)
     live = listener.until(lambda snapshot: snapshot.past is None)
-    assert live.events[-1].message == "something happened" and live.page is not None
+    assert live.events[-1].message == "something happened"
+    assert live.page is not None

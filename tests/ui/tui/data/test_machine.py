@@ -23,16 +23,21 @@ def test_costs_are_worked_out_a_few_at_a_time_and_follow_their_run(home: Home, w
     reader = SnapshotReader(workspace)
     with closing(open_reader(workspace.database)) as connection:
         first = reader.read(connection, NOW, Interest())
-        assert reader.is_behind and sum(row.cost is not None for row in first.runs) == COSTS_PER_READ
+        assert reader.is_behind
+        assert sum(row.cost is not None for row in first.runs) == COSTS_PER_READ
         second = reader.read(connection, NOW, Interest())
         costs = {row.run.run_id: row.cost for row in second.runs}
-        assert sum(cost is not None for cost in costs.values()) == COSTS_PER_READ + 3 and costs["gpt2-124m-1"] is None
+        assert sum(cost is not None for cost in costs.values()) == COSTS_PER_READ + 3
+        assert costs["gpt2-124m-1"] is None
         vit = costs["vit-b16-1"]
-        assert vit is not None and vit.lost_steps == 422 and vit.incidents == 2
+        assert vit is not None
+        assert vit.lost_steps == 422
+        assert vit.incidents == 2
         home.incident("vit-b16-1", 3, "hang", "no step for 10 minutes", step=9440)
         third = reader.read(connection, NOW, Interest())
         again = next(row.cost for row in third.runs if row.run.run_id == "vit-b16-1")
-        assert again is not None and (again.incidents, again.unknown) == (3, 1)
+        assert again is not None
+        assert (again.incidents, again.unknown) == (3, 1)
         # A target reports only later which checkpoint it chose.
         home.connection.execute(
             "UPDATE attempts SET resumed_from = '/c/step_10.pt', resumed_step = 10 "
@@ -40,7 +45,9 @@ def test_costs_are_worked_out_a_few_at_a_time_and_follow_their_run(home: Home, w
         )
         fourth = reader.read(connection, NOW, Interest())
         later = next(row.cost for row in fourth.runs if row.run.run_id == "vit-b16-1")
-        assert later is not None and later.lost_steps is not None and later.lost_steps > (again.lost_steps or 0)
+        assert later is not None
+        assert later.lost_steps is not None
+        assert later.lost_steps > (again.lost_steps or 0)
 
 
 def test_the_step_of_a_run_is_that_of_its_loss_now_and_then(home: Home, workspace: Workspace) -> None:

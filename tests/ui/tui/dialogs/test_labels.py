@@ -20,7 +20,8 @@ async def test_the_form_can_change_all_three(home: Home, app: GputuiApp) -> None
         await pilot.press(*"best", "enter")
         await wait_for(pilot, lambda: bool(commands_of(home)))
         (command,) = commands_of(home)
-        assert command[0] == "label" and command[2] == {"name": "best", "add": ["base", "old"], "note": "try 2"}
+        assert command[0] == "label"
+        assert command[2] == {"name": "best", "add": ["base", "old"], "note": "try 2"}
 
 
 async def test_the_form_leaves_alone_what_it_does_not_change(home: Home, make_app: MakeApp) -> None:

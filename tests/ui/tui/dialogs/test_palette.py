@@ -78,7 +78,8 @@ async def test_a_study_comes_before_its_trials(home: Home, make_app: MakeApp) ->
         assert not any("Run lr-search" in choice.title for choice in palette.matches)
         await pilot.press("ctrl+u", *"lr-search-1")
         titles = [choice.title for choice in palette.matches]
-        assert titles[0] == "Study lr-search-1" and titles[1].startswith("Run lr-search-1")
+        assert titles[0] == "Study lr-search-1"
+        assert titles[1].startswith("Run lr-search-1")
         await pilot.press("enter")
         await wait_for(pilot, lambda: isinstance(app.screen, StudyScreen))
 
@@ -95,9 +96,11 @@ async def test_studies_runs_gpus_and_pages_come_before_actions(home: Home, make_
         assert isinstance(palette, PaletteScreen)
         await wait_for(pilot, lambda: any(choice.kind == "profile" for choice in palette.matches))
         kinds = [KINDS.index(choice.kind) for choice in palette.matches]
-        assert kinds == sorted(kinds) and set(kinds) == set(range(len(KINDS)))
+        assert kinds == sorted(kinds)
+        assert set(kinds) == set(range(len(KINDS)))
         users = [choice.hint for choice in palette.matches if choice.kind == "GPU"]
-        assert "quarantine" in users[4] and not any("promised" in user for user in users)
+        assert "quarantine" in users[4]
+        assert not any("promised" in user for user in users)
 
 
 async def test_an_action_that_does_nothing_with_the_marked_runs_is_not_offered(home: Home, make_app: MakeApp) -> None:
@@ -111,4 +114,5 @@ async def test_an_action_that_does_nothing_with_the_marked_runs_is_not_offered(h
         table.point_at("old-1")
         await pilot.press("space")
         titles = {choice.title for choice in palette_choices(table)}
-        assert "Stop the run after a checkpoint" not in titles and "Remove the run" in titles
+        assert "Stop the run after a checkpoint" not in titles
+        assert "Remove the run" in titles

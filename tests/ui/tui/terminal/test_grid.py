@@ -80,7 +80,8 @@ def test_a_terminal_that_shrinks_while_a_frame_is_put_off_gets_what_is_left() ->
     put(cells, 1, 0, "now the last")
     terminal = Terminal(12, 2)
     terminal.feed(cells.emit((0, 0)))
-    assert terminal.lines == [" " * 12, "now the last"] and not cells.is_pending
+    assert terminal.lines == [" " * 12, "now the last"]
+    assert not cells.is_pending
 
 
 def test_an_unknown_terminal_is_erased_and_blanks_are_not_written() -> None:

@@ -76,7 +76,8 @@ def test_every_text_can_be_read() -> None:
         for key, style in styles_of(theme.name).items():
             if key.startswith(("rule", "track", "history")):
                 continue
-            assert style.color is not None and style.bgcolor is not None, theme
+            assert style.color is not None, theme
+            assert style.bgcolor is not None, theme
             assert not style.dim, key
             assert contrast(style.color.name, style.bgcolor.name) >= 4.5, key
 
@@ -122,9 +123,12 @@ def test_every_character_of_our_own_has_a_likeness_in_ascii() -> None:
 def test_braille_becomes_the_stroke_or_the_block_next_to_it() -> None:
     strokes = {"⠉": "'", "⠤": "-", "⣀": ".", "⡇": "|", "⣿": "|", "⠱": "\\", "⠎": "/", "⠑": "'", "⠒": "-"}
     assert {dots: ascii_char(dots) for dots in strokes} == strokes
-    assert block_char("⠉") == "▀" and block_char("⣀") == "▄" and block_char("⡇") == "▌"
+    assert block_char("⠉") == "▀"
+    assert block_char("⣀") == "▄"
+    assert block_char("⡇") == "▌"
     for char in CELLS:
-        assert ascii_char(char).isascii() and (ascii_char(char) == " ") == (char == " "), char
+        assert ascii_char(char).isascii(), char
+        assert (ascii_char(char) == " ") == (char == " "), char
         assert block_char(char) in " ▝▗▐▘▀▚▜▖▞▄▟▌▛▙█░", char
 
 
@@ -168,7 +172,9 @@ async def test_nothing_but_ascii_is_written(home: Home, workspace: Workspace, mo
             await pilot.press(key)
             await pilot.pause()
     text = "".join(written)
-    assert len(text) > 5000 and text.isascii() and re.search(r"ret \S*open", text)
+    assert len(text) > 5000
+    assert text.isascii()
+    assert re.search(r"ret \S*open", text)
 
 
 async def test_a_theme_repaints_everything(home: Home, workspace: Workspace) -> None:

@@ -201,6 +201,7 @@ class StudyScreen(ListingPage[view.TrialRow]):
     def do_compare(self) -> None:
         page = self.study
         run = self.run_in_question
-        assert page is not None and run is not None
+        assert page is not None
+        assert run is not None
         best = [trial.run_id for trial in rank_trials(page.trials, page.spec.objectives) if trial.run_id is not None]
         self.shell.compare(run, tuple(dict.fromkeys([run.run_id, *best]))[:COMPARED])

@@ -128,7 +128,8 @@ async def test_silencing_asks_for_how_long(app: GputuiApp, home: Home) -> None:
         page = await open_alerts(pilot, app)
         await pilot.press("j", "z")
         assert isinstance(app.screen, FormScreen)
-        assert "GPU hot for GPU 3" in text(app, "form") and "until 04:12:44 (1 h)" in text(app, "form")
+        assert "GPU hot for GPU 3" in text(app, "form")
+        assert "until 04:12:44 (1 h)" in text(app, "form")
         await pilot.press("ctrl+u", "s", "o", "o", "n", "enter")
         assert "30min" in text(app, "form")
         await pilot.press("ctrl+u", "2", "h", "tab")
@@ -150,7 +151,8 @@ def test_looking_back_does_not_know_what_came_later(home: Home) -> None:
 
     home.alert("disk", "The disk is full", seconds_ago=700, cleared_ago=100, acknowledged_by="me")
     [alert] = alerts.lasting(home.connection, NOW - 660)
-    assert alert.lasts and alert.acknowledged_by is None
+    assert alert.lasts
+    assert alert.acknowledged_by is None
     assert resolved_alerts(home.connection, NOW - 660) == ()
     [alert] = alerts.lasting(home.connection, NOW - 600)
     assert alert.acknowledged_by == "me"

@@ -88,8 +88,10 @@ def test_the_best_value_and_where_it_was() -> None:
     assert (first.best, first.best_x, first.last, first.seconds) == (0.5, 1.0, 1.0, 100.0)
     assert (second.best, second.best_x) == (0.9, 2.0)
     assert (third.best, third.last) == (None, None)
-    assert third.params == {"lr": "0.1", "batch": "32", "extra": "true"} and first.params["extra"] == "–"
-    assert best_of(runs, "loss") == 0.5 and best_of((), "loss") is None
+    assert third.params == {"lr": "0.1", "batch": "32", "extra": "true"}
+    assert first.params["extra"] == "–"
+    assert best_of(runs, "loss") == 0.5
+    assert best_of((), "loss") is None
     assert param_texts(runs)[:3] == ["lr 0.1 · a, c", "lr 0.01 · b", ""]
 
 
@@ -120,10 +122,12 @@ def test_groups_have_a_heading_with_their_best_value() -> None:
 def test_as_many_curves_as_colours_and_all_runs_in_the_table() -> None:
     names = [f"run-{number}" for number in range(9)]
     comparison = Comparison.of(names)
-    assert comparison.drawn == tuple(names[:6]) and comparison.notes == ["6 shown"]
+    assert comparison.drawn == tuple(names[:6])
+    assert comparison.notes == ["6 shown"]
     assert comparison.toggle("run-8") == comparison  # no colour is free
     changed = comparison.toggle("run-2").toggle("run-8")
-    assert changed.drawn[2] == "run-8" and "run-2" not in changed.drawn
+    assert changed.drawn[2] == "run-8"
+    assert "run-2" not in changed.drawn
     assert changed.without("run-8").toggle("run-2") == replace(comparison, run_ids=tuple(names[:8]))
     colours = [run.colour for run in compared(changed, [row(name) for name in names])]
     assert colours == [0, 1, None, 3, 4, 5, None, None, 2]
@@ -171,7 +175,8 @@ def test_bytes_are_gibibytes_in_the_title_at_the_axis_and_in_the_table() -> None
     legend, *plot = panel_lines(panel, ChartLook(ChartView(), (ChartedRun(data),), window=(0.0, 2.0)), 60, 8)
     assert "".join(text for text, _ in legend).split() == ["GPU", "memory", "peak", "GiB", "32"]
     assert {"".join(text for text, _ in line).split()[0] for line in plot} >= {"0", "20"}
-    assert metric_words("gpu_mem_peak", 2.0**34) == "16.0" and metric_words("loss", 2.5) == "2.5"
+    assert metric_words("gpu_mem_peak", 2.0**34) == "16.0"
+    assert metric_words("loss", 2.5) == "2.5"
 
 
 def test_the_label_at_a_curves_end_says_what_the_curve_shows() -> None:

@@ -52,9 +52,12 @@ async def open_comparison(app: GputuiApp, pilot: Any) -> CompareScreen:
 async def test_runs_of_a_profile_lie_over_each_other_with_what_differs(app: GputuiApp) -> None:
     async with app.run_test(size=(120, 36)) as pilot:
         await open_comparison(app, pilot)
-        assert "3 runs" in text(app, "head") and "· loss" in text(app, "head")
+        assert "3 runs" in text(app, "head")
+        assert "· loss" in text(app, "head")
         table = text(app, "runs")
-        assert "LR" in table and "BATCH_SIZE" in table and "DEPTH" not in table
+        assert "LR" in table
+        assert "BATCH_SIZE" in table
+        assert "DEPTH" not in table
         assert all(f"sweep-{number}" in table and str(rate) in table for number, rate in enumerate(RATES, 1))
         assert "0.1970" in table  # 8 / (1 + 396 × 0.1)
         charts = text(app, "charts")
@@ -83,21 +86,26 @@ async def test_metrics_axes_smoothing_and_the_crosshair(app: GputuiApp) -> None:
         assert "MAX" in text(app, "runs")
         await pilot.press("shift+tab", "m", "y")
         await pilot.pause()
-        assert "smoothing 0.8" in text(app, "charts") and text(app, "charts").splitlines()[1].endswith("log│")
+        assert "smoothing 0.8" in text(app, "charts")
+        assert text(app, "charts").splitlines()[1].endswith("log│")
         await pilot.press("slash", *"acc")
-        assert "filter acc" in text(app, "charts") and "1 of 3 charts" in text(app, "charts")
+        assert "filter acc" in text(app, "charts")
+        assert "1 of 3 charts" in text(app, "charts")
         await pilot.press("enter")
         assert "val/accuracy" in text(app, "head")
         await pilot.press("left")
         before = page.charts.view.cursor
-        assert before is not None and "│ step " in text(app, "charts").splitlines()[0]
+        assert before is not None
+        assert "│ step " in text(app, "charts").splitlines()[0]
         await pilot.press("left")
         here = page.charts.view.cursor
-        assert here is not None and here < before
+        assert here is not None
+        assert here < before
         await pilot.press("plus")
         assert page.charts.view.viewport.span is not None
         await pilot.press("shift+left", "shift+right", "minus", "0", "escape")
-        assert page.charts.view.cursor is None and page.charts.view.viewport.span is None
+        assert page.charts.view.cursor is None
+        assert page.charts.view.viewport.span is None
         await pilot.press("shift+left")
         assert "show the whole run" in text(app, "message")
         await pilot.press("x")

@@ -79,12 +79,14 @@ async def test_what_was_used_last_comes_first_and_what_is_missing_is_said(
         await wait_for(pilot, lambda: choosing(app).rows is not None)
         lines = text(app, "list").splitlines()
         assert "STATUS" in lines[1]
-        assert "mine.yaml" in lines[2] and "  used 1 h ago" in lines[2]
+        assert "mine.yaml" in lines[2]
+        assert "  used 1 h ago" in lines[2]
         by_name = {row.name: row for row in choosing(app).rows or ()}
         assert by_name["needy"].missing == "needs data_dir (data/none)"
         assert by_name["wide"].missing.startswith("needs 64 GPUs")
         assert by_name["broken"].missing.startswith("broken: ")
-        assert not by_name["alpha"].missing and by_name["alpha"].gpus == "CPU"
+        assert not by_name["alpha"].missing
+        assert by_name["alpha"].gpus == "CPU"
         assert [row.name for row in choosing(app).rows or ()][1] in ("alpha", "tiny")
 
 
@@ -122,7 +124,8 @@ async def test_a_copy_comes_from_its_very_file_and_from_no_other(home: Home, mak
         mine.unlink()
         await pilot.press("escape", "r", "c")
         await wait_for(pilot, lambda: isinstance(app.screen, OverviewScreen) and "gone" in text(app, "message"))
-        assert str(mine) in text(app, "message") and commands_of(home) == []
+        assert str(mine) in text(app, "message")
+        assert commands_of(home) == []
 
 
 @table(("text", "expected", "names"), COMPLETIONS)
@@ -143,9 +146,12 @@ async def test_a_command_is_typed_in_place_of_a_profile(app: GputuiApp, script: 
         assert form_of(app).form.text("lr") == "0.1"
         await wait_for(pilot, lambda: form_of(app).is_settled)
         plan = form_of(app).plan
-        assert plan is not None and plan.spec is not None and plan.spec.typed == ("train.py", "--lr", "0.1")
+        assert plan is not None
+        assert plan.spec is not None
+        assert plan.spec.typed == ("train.py", "--lr", "0.1")
         await pilot.press("escape", "ctrl+u", *"gone.py x", "enter")
-        assert isinstance(app.screen, ChooseProfileScreen) and "gone.py" in text(app, "message")
+        assert isinstance(app.screen, ChooseProfileScreen)
+        assert "gone.py" in text(app, "message")
 
 
 async def test_the_profiles_of_the_current_folder_come_first_by_their_names(
@@ -161,7 +167,9 @@ async def test_the_profiles_of_the_current_folder_come_first_by_their_names(
         await wait_for(pilot, lambda: choosing(app).rows is not None)
         names = [row.name for row in choosing(app).matches]
         # A profile of the home has the name alpha.
-        assert names[:2] == ["alpha.yaml", "train"] and "mine.yaml" in names[2] and "data" not in names
+        assert names[:2] == ["alpha.yaml", "train"]
+        assert "mine.yaml" in names[2]
+        assert "data" not in names
         await pilot.press(*"trai")
         assert [row.name for row in choosing(app).matches] == ["train", "train.py"]
         await pilot.press("tab")
@@ -171,7 +179,8 @@ async def test_the_profiles_of_the_current_folder_come_first_by_their_names(
         await pilot.press("backspace", "enter")
         await wait_for(pilot, lambda: isinstance(app.screen, LaunchScreen) and form_of(app).form.entry is not None)
         entry = form_of(app).form.entry
-        assert entry is not None and (entry.name, entry.path.name) == ("train", "train.yaml")
+        assert entry is not None
+        assert (entry.name, entry.path.name) == ("train", "train.yaml")
 
 
 async def test_a_typed_path_lists_the_files_that_begin_so(app: GputuiApp, script: Path) -> None:
@@ -181,13 +190,16 @@ async def test_a_typed_path_lists_the_files_that_begin_so(app: GputuiApp, script
         await pilot.press("n", *"./t")
         await wait_for(pilot, lambda: choosing(app).rows is not None)
         assert [row.name for row in choosing(app).matches] == ["tiny.yaml", "train-big.yaml", "train.py"]
-        assert "tiny.yaml" in text(app, "list") and "this file" not in text(app, "list")
+        assert "tiny.yaml" in text(app, "list")
+        assert "this file" not in text(app, "list")
         await pilot.press(*"yp")
         assert "No file begins so." in text(app, "list")
         await pilot.press("ctrl+u", *"./tra", "down", "enter")
         await wait_for(pilot, lambda: isinstance(app.screen, LaunchScreen) and form_of(app).form.entry is not None)
         entry = form_of(app).form.entry
-        assert entry is not None and entry.profile is not None and entry.profile.typed == ("train.py",)
+        assert entry is not None
+        assert entry.profile is not None
+        assert entry.profile.typed == ("train.py",)
         await wait_for(pilot, lambda: form_of(app).is_settled)
         await pilot.press("escape", "ctrl+u", *"./train-big.yaml")
         assert choosing(app).chosen == script.parent / "train-big.yaml"
@@ -214,6 +226,7 @@ async def test_a_copy_of_a_command_is_typed_where_it_was(
         await pilot.press("r", "c")
         await wait_for(pilot, lambda: isinstance(app.screen, LaunchScreen) and form_of(app).form.entry is not None)
         entry = form_of(app).form.entry
-        assert entry is not None and entry.profile is not None
+        assert entry is not None
+        assert entry.profile is not None
         assert (entry.profile.typed, entry.path) == (spec.typed, script.parent)
         assert form_of(app).form.text("lr") == "0.2"

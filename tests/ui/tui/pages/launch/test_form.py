@@ -78,7 +78,9 @@ async def test_gpus_are_chosen_from_a_table(app: GputuiApp, home: Home, profile:
         await pilot.press("ctrl+g")
         assert isinstance(app.screen, PickGpusScreen)
         sheet = text(app, "sheet")
-        assert "recommended" in sheet and "gpt2-124m-1" in sheet and "1 chosen" in sheet
+        assert "recommended" in sheet
+        assert "gpt2-124m-1" in sheet
+        assert "1 chosen" in sheet
         free = [
             int(line.split("]")[1].split()[0]) for line in sheet.splitlines() if "]" in line and "recommended" in line
         ]
@@ -106,7 +108,8 @@ async def test_the_form_names_the_gpus_that_the_agent_would_take(app: GputuiApp,
         )
     async with app.run_test(size=(160, 48)) as pilot:
         lines = await checked("1")
-        assert "✓ gpus: starts now on GPU 4" in lines and "of alice" in lines
+        assert "✓ gpus: starts now on GPU 4" in lines
+        assert "of alice" in lines
         await pilot.press("escape", "escape")
         home.run("big-1", "queued", gpus=(0, 1), started_ago=None)
         feed_of(app).refresh()
@@ -123,12 +126,14 @@ async def test_a_secret_is_seen_by_nobody_and_comes_from_the_profile(app: Gputui
         await wait_for(pilot, lambda: form_of(app).form.text("hub_token") != "")
         await pilot.press("ctrl+r")
         assert form_of(app).form.text("hub_token") == "of-the-profile", "what was redacted is no value"
-        assert "of-the-profile" not in text(app, "list") and "••••" in text(app, "list")
+        assert "of-the-profile" not in text(app, "list")
+        assert "••••" in text(app, "list")
         while (field := form_of(app).current) is None or field.key != "hub_token":
             await pilot.press("down")
         assert "of-the-profile" not in text(app, "list")
         await pilot.press(*"typed")
-        assert "typed" in text(app, "list") and "was ••••" in text(app, "list")
+        assert "typed" in text(app, "list")
+        assert "was ••••" in text(app, "list")
         await pilot.press("down")
         assert "typed" not in text(app, "list")
 
@@ -140,13 +145,17 @@ async def test_a_target_is_chosen_in_the_form_and_its_script_is_shown(
         await open_form(pilot, app)
         await wait_for(pilot, lambda: form_of(app).plan is not None)
         form = form_of(app)
-        assert form.form.fields[1].key == TARGET and "hub, lab" in form.form.fields[1].hint
+        assert form.form.fields[1].key == TARGET
+        assert "hub, lab" in form.form.fields[1].hint
         await pilot.press("down", *"lap")
         await wait_for(pilot, lambda: "expected hub, lab" in " ".join(form.form.problems))
         await pilot.press("backspace", "b")
         await wait_for(pilot, lambda: form.is_settled and form.plan is not None and form.plan.spec is not None)
-        assert form.plan is not None and form.plan.spec is not None and form.plan.spec.target is not None
-        assert form.plan.spec.target["name"] == "lab" and "#SBATCH --partition=gpu" in form.plan.description
+        assert form.plan is not None
+        assert form.plan.spec is not None
+        assert form.plan.spec.target is not None
+        assert form.plan.spec.target["name"] == "lab"
+        assert "#SBATCH --partition=gpu" in form.plan.description
         await pilot.press("ctrl+d")
         await wait_for(pilot, lambda: "#SBATCH --time=240" in sheet(app))
         await pilot.press("escape")

@@ -33,10 +33,12 @@ def test_every_width_is_filled_exactly(tmp_path: Path) -> None:
         for width, height in itertools.product((40, 60, 80, 100, 120, 160, 200, 240), (4, 14, 30)):
             most = gpu_height(snapshot, width, height)
             lines = gpu_panel(snapshot, width, most)
-            assert widths(lines) == {width} and len(lines) == most, (count, width, height)
+            assert widths(lines) == {width}, (count, width, height)
+            assert len(lines) == most, (count, width, height)
             text = "\n".join(text_of(lines))
             if height == 30:
-                assert text.count(" r0") == 1 and "⊘" in text, (count, width)
+                assert text.count(" r0") == 1, (count, width)
+                assert "⊘" in text, (count, width)
 
 
 def test_a_gpu_in_quarantine_says_so_and_how_it_ends(home: Home, workspace: Workspace) -> None:
@@ -48,7 +50,8 @@ def test_a_gpu_in_quarantine_says_so_and_how_it_ends(home: Home, workspace: Work
     assert "gpt2-124m-1 r0 ⊘" in text_of(gpu_panel(read(workspace), 80, 12))[2]
     row = gpu_row(snapshot, snapshot.gpus[4])
     facts = "\n".join(text_of(fact_lines(row, page=None, now=NOW, width=200, keys=Keys())))
-    assert mentions(facts, "XID 48") and facts.count("under vit-b16-1") == facts.count("vit-b16-1") == 1
+    assert mentions(facts, "XID 48")
+    assert facts.count("under vit-b16-1") == facts.count("vit-b16-1") == 1
     assert mentions(facts, "before C clears it")
 
 
@@ -130,9 +133,11 @@ def test_what_a_lost_gpu_told_is_no_longer_so(home: Home, workspace: Workspace) 
     snapshot = read(workspace)
     facts = fact_lines(gpu_row(snapshot, snapshot.gpus[7]), page=None, now=NOW, width=120, keys=Keys())
     text = text_of(facts)
-    assert "✗ lost 03:02:11" in text[0] and mentions(text[0], "last values")
+    assert "✗ lost 03:02:11" in text[0]
+    assert mentions(text[0], "last values")
     [power] = [line for line in facts if line[0][0].strip() == "power"]
-    assert {style for _, style in power} <= {"dim", "track", "text"} and styles_of(power, "W of") == {"dim"}
+    assert {style for _, style in power} <= {"dim", "track", "text"}
+    assert styles_of(power, "W of") == {"dim"}
 
 
 def test_memory_that_is_held_for_nothing_says_for_how_long(home: Home, workspace: Workspace) -> None:

@@ -28,19 +28,23 @@ def marked_runs(app: GputuiApp) -> list[str]:
 
 async def test_tab_moves_the_focus_and_arrows_move_in_it(app: GputuiApp) -> None:
     async with app.run_test(size=SMALL) as pilot:
-        assert overview(app).focused_section == "runs" and "▸● vit-b16-1" in text(app, "runs")
+        assert overview(app).focused_section == "runs"
+        assert "▸● vit-b16-1" in text(app, "runs")
         await pilot.press("tab")
-        assert "▸03:12:14   lr-sweep-3" in text(app, "events") and "›● vit-b16-1" in text(app, "runs")
+        assert "▸03:12:14   lr-sweep-3" in text(app, "events")
+        assert "›● vit-b16-1" in text(app, "runs")
         await pilot.press("up", "up", "up")
         assert "▸03:02:11 ✗ vit-b16-1" in text(app, "events")
         await pilot.press("tab", "j", "j", "k")
-        assert "▸ 1   96" in text(app, "gpus") and "▸" not in text(app, "events")
+        assert "▸ 1   96" in text(app, "gpus")
+        assert "▸" not in text(app, "events")
         await pilot.press("G")
         assert "▸ 7 ✗ lost" in text(app, "gpus")
         await pilot.press("g", "shift+tab")
         assert overview(app).focused_section == "events"
         await pilot.press("tab", "tab")
-        assert overview(app).focused_section == "runs" and overview(app).table.cursor == "vit-b16-1"
+        assert overview(app).focused_section == "runs"
+        assert overview(app).table.cursor == "vit-b16-1"
 
 
 async def test_what_is_asked_about_marked_runs_goes_to_each_that_it_can_be_done_with(
@@ -58,9 +62,8 @@ async def test_what_is_asked_about_marked_runs_goes_to_each_that_it_can_be_done_
         assert mentions(text(app, "footer"), "rerun 2", "stop 1")
         await pilot.press("delete")
         question = text(app, "confirm")
-        assert mentions(question, "2 runs", "old-1", "3 GiB", "old-2") and mentions(
-            question, "Left out", "vit-b16-1 (not ended yet)"
-        )
+        assert mentions(question, "2 runs", "old-1", "3 GiB", "old-2")
+        assert mentions(question, "Left out", "vit-b16-1 (not ended yet)")
         await pilot.press("n", "s", "n", "delete", "y")
         await wait_for(pilot, lambda: len(commands_of(home)) == 2 and len(feed_of(app).watched) == 2)
         assert commands_of(home) == [("rm", "old-1", {}), ("rm", "old-2", {})]
@@ -79,25 +82,30 @@ async def test_what_is_asked_about_marked_runs_goes_to_each_that_it_can_be_done_
         await wait_for(pilot, lambda: len(commands_of(home)) == 6)
         assert commands_of(home)[-1] == ("resume", "old-1", {"set": {}})
         await pilot.press("escape")
-        assert marked_runs(app) == [] and "stop 1" not in text(app, "footer")
+        assert marked_runs(app) == []
+        assert "stop 1" not in text(app, "footer")
 
 
 async def test_marks_and_orders(app: GputuiApp) -> None:
     async with app.run_test(size=SMALL) as pilot:
         await pilot.press("space", "space")
-        assert marked_runs(app) == ["vit-b16-1", "gpt2-124m-1"] and "2 marked" in text(app, "runs")
+        assert marked_runs(app) == ["vit-b16-1", "gpt2-124m-1"]
+        assert "2 marked" in text(app, "runs")
         assert "◆● vit-b16-1" in text(app, "runs")
         await pilot.press("g", "space")
-        assert marked_runs(app) == ["gpt2-124m-1"] and "esc unmark" in text(app, "footer")
+        assert marked_runs(app) == ["gpt2-124m-1"]
+        assert "esc unmark" in text(app, "footer")
         await pilot.press("escape")
-        assert marked_runs(app) == [] and "unmark" not in text(app, "footer")
+        assert marked_runs(app) == []
+        assert "unmark" not in text(app, "footer")
         await pilot.press("o")
         assert "RUNS newest first" in text(app, "runs")
         assert text(app, "message").strip().startswith("· Sorted by newest. A letter chooses another order: s state")
         assert overview(app).row_ids[0] == "resnet50-2"
         await pilot.press("o", "o")
         losses = [row.progress.loss for row in overview(app).entries if isinstance(row, RunRow)]
-        assert losses[:2] == sorted(loss for loss in losses if loss is not None) and losses[2:] == [None, None]
+        assert losses[:2] == sorted(loss for loss in losses if loss is not None)
+        assert losses[2:] == [None, None]
         await pilot.press("o", "o", "o", "o")
         assert text(app, "runs").startswith(" RUNS ─")
 
@@ -122,7 +130,8 @@ async def test_compare_takes_the_marked_runs_wherever_the_cursor_is(
         await pilot.press("c")
         await pilot.pause()
         assert isinstance(app.screen, CompareScreen)
-        assert set(app.screen.comparison.run_ids) == compared and app.screen.table.cursor in compared
+        assert set(app.screen.comparison.run_ids) == compared
+        assert app.screen.table.cursor in compared
 
 
 async def test_a_filter_that_is_given_up_gives_the_cursor_back_and_one_that_is_kept_does_not(app: GputuiApp) -> None:
@@ -133,7 +142,8 @@ async def test_a_filter_that_is_given_up_gives_the_cursor_back_and_one_that_is_k
             await pilot.press("slash", *typed.replace(" ", "_"))
             assert overview(app).table.cursor != before
             await pilot.press("escape")
-            assert overview(app).table.cursor == before and not overview(app).table.filter_text
+            assert overview(app).table.cursor == before
+            assert not overview(app).table.filter_text
         await pilot.press("slash", *"none", "enter", "escape")
         assert overview(app).table.cursor == before
         await pilot.press("slash", *"vit", "enter", "escape")
@@ -174,7 +184,8 @@ async def test_waiting_runs_move_and_others_do_not(app: GputuiApp, home: Home) -
     async with app.run_test(size=SMALL) as pilot:
         feed_of(app).refresh()
         await pilot.pause()
-        assert "#1 priority 5 · next" in text(app, "runs") and "#2 · waits for 2 GPUs" in text(app, "runs")
+        assert "#1 priority 5 · next" in text(app, "runs")
+        assert "#2 · waits for 2 GPUs" in text(app, "runs")
         await pilot.press("plus")
         assert mentions(text(app, "message"), "waiting run")
         await pilot.press("down", "down", "minus")
@@ -205,8 +216,10 @@ async def test_the_page_of_a_gpu(app: GputuiApp, home: Home) -> None:
     async with app.run_test(size=SMALL) as pilot:
         await pilot.press("shift+tab", "down", "enter")
         await pilot.pause()
-        assert isinstance(app.screen, GpuScreen) and app.screen.uuid == uuid(1)
-        assert "gpt2-124m-1 rank 1" in text(app, "body") and "throttles at 87°C" in text(app, "body")
+        assert isinstance(app.screen, GpuScreen)
+        assert app.screen.uuid == uuid(1)
+        assert "gpt2-124m-1 rank 1" in text(app, "body")
+        assert "throttles at 87°C" in text(app, "body")
         assert feed_of(app).interest.gpu_uuid == uuid(1)
         assert "utilisation" in text(app, "body")
         await pilot.press("C")
@@ -221,7 +234,8 @@ async def test_the_page_of_a_gpu(app: GputuiApp, home: Home) -> None:
         assert "DRIVER EVENTS (XID)" in text(app, "body")
         await pilot.press("pageup", "pageup", "pageup", "tab", "tab", "tab")
         await pilot.pause()
-        assert "GPU 4" in text(app, "head") and "quarantine    since" in text(app, "body")
+        assert "GPU 4" in text(app, "head")
+        assert "quarantine    since" in text(app, "body")
         await pilot.press("enter")
         assert "There is no run" in text(app, "message")
         await pilot.press("C", "y")
@@ -237,10 +251,12 @@ async def test_the_page_of_a_gpu(app: GputuiApp, home: Home) -> None:
         assert isinstance(app.screen, RunScreen)
         await pilot.press("escape")
         await pilot.pause()
-        assert isinstance(app.screen, GpuScreen) and feed_of(app).interest.gpu_uuid == uuid(3)
+        assert isinstance(app.screen, GpuScreen)
+        assert feed_of(app).interest.gpu_uuid == uuid(3)
         await pilot.press("escape")
         await pilot.pause()
-        assert app.screen is overview(app) and feed_of(app).interest.gpu_uuid is None
+        assert app.screen is overview(app)
+        assert feed_of(app).interest.gpu_uuid is None
 
 
 async def test_a_filter_keeps_the_order_of_runs_and_studies(home: Home, make_app: MakeApp) -> None:
@@ -253,7 +269,8 @@ async def test_a_filter_keeps_the_order_of_runs_and_studies(home: Home, make_app
         assert whole.index("study lr-search-1") > 0
         await pilot.press("slash", *"r")
         visible = [row_id for row_id in table.row_ids if row_id in whole]
-        assert visible == [row_id for row_id in whole if row_id in visible] and "study lr-search-1" in visible
+        assert visible == [row_id for row_id in whole if row_id in visible]
+        assert "study lr-search-1" in visible
 
 
 async def test_ended_trials_of_a_study_share_a_row_that_opens_it(home: Home, make_app: MakeApp) -> None:
@@ -264,16 +281,23 @@ async def test_ended_trials_of_a_study_share_a_row_that_opens_it(home: Home, mak
         table = overview(app)
         rows = [row.run for row in app.snapshot.runs if row.run.study_id]
         ended, running = ({run.run_id for run in rows if run.state.is_over == over} for over in (True, False))
-        assert len(ended) > 2 and running and not ended & set(table.row_ids)
+        assert len(ended) > 2
+        assert running
+        assert not ended & set(table.row_ids)
         study = table.row_ids.index("study lr-search-1")
         assert set(table.row_ids[study + 1 : study + 1 + len(running)]) == running
         (line,) = [line for line in text(app, "runs").splitlines() if "lr-search-1 " in line]
-        assert "12/40 trials" in line and "30%" in line and "best " in line and "2 running" in line
+        assert "12/40 trials" in line
+        assert "30%" in line
+        assert "best " in line
+        assert "2 running" in line
         table.point_at("study lr-search-1")
         # No key reaches a trial that no line shows.
-        assert table.run_in_question is None and table.study_in_question == "lr-search-1"
+        assert table.run_in_question is None
+        assert table.study_in_question == "lr-search-1"
         await pilot.press("delete", "d", "plus", "space", "c")
-        assert app.screen is table and not table.marked_runs
+        assert app.screen is table
+        assert not table.marked_runs
         await pilot.press("s", "y", "P", "r", "e", *"12", "enter")
         await wait_for(pilot, lambda: len(commands_of(home)) == 3)
         study = {"study": "lr-search-1"}
@@ -288,16 +312,21 @@ async def test_ended_trials_of_a_study_share_a_row_that_opens_it(home: Home, mak
         assert table.study_in_question == "lr-search-1"
         await pilot.press("enter")
         await pilot.pause()
-        assert isinstance(app.screen, StudyScreen) and app.screen.study_id == "lr-search-1"
+        assert isinstance(app.screen, StudyScreen)
+        assert app.screen.study_id == "lr-search-1"
         await pilot.press("escape", "slash", *"lr-search", "enter")
-        assert table.row_ids[0] == "study lr-search-1" and set(table.row_ids) > ended
-        assert "✂ lr-search" in text(app, "runs") and "■ lr-search" not in text(app, "runs")
+        assert table.row_ids[0] == "study lr-search-1"
+        assert set(table.row_ids) > ended
+        assert "✂ lr-search" in text(app, "runs")
+        assert "■ lr-search" not in text(app, "runs")
         await pilot.press("escape", "slash", *trial, "enter")
-        assert trial in table.row_ids and "study lr-search-1" not in table.row_ids
+        assert trial in table.row_ids
+        assert "study lr-search-1" not in table.row_ids
         await pilot.press("r", "r")
         assert "Resume" in text(app, "confirm")
         await pilot.press("n")
-        assert app.screen is table and len(commands_of(home)) == 3
+        assert app.screen is table
+        assert len(commands_of(home)) == 3
 
 
 @pytest.mark.parametrize(("state", "chosen", "refused"), [

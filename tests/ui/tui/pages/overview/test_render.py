@@ -93,8 +93,10 @@ def test_each_gpu_has_a_chart_with_its_values_in_the_colours_of_its_curves(snaps
     charts = GpuCharts()
     lines = charts.lines(snapshot, 200, 10)
     heading = text_of(lines)[0]
-    assert widths(lines) == {200} and len(lines) == 10
-    assert heading.count("╭") == 9 and text_of(lines)[-1].count(" 10 min ") == 9
+    assert widths(lines) == {200}
+    assert len(lines) == 10
+    assert heading.count("╭") == 9
+    assert text_of(lines)[-1].count(" 10 min ") == 9
     gpu = snapshot.gpus[0]
     assert f"0 {gpu.utilization_percent:.0f}% 71G {gpu.temperature_celsius:.0f}° " in heading
     plot = [span for line in lines[1:-1] for span in line if "│" not in span[0]]
@@ -108,7 +110,9 @@ def test_charts_are_in_rows_of_equally_many_and_those_without_room_are_left_out(
     two_rows = text_of(charts.lines(snapshot, 80, 8))
     assert [line.count("╭") for line in two_rows] == [4, 0, 0, 0, 4, 0, 0, 0]
     low = charts.lines(snapshot, 30, 4)
-    assert widths(low) == {30} and len(low) == 4 and "╭" not in "".join(text_of(low))
+    assert widths(low) == {30}
+    assert len(low) == 4
+    assert "╭" not in "".join(text_of(low))
     assert [line.split()[0] for line in text_of(low)[::2]] == ["0", "2"]
 
 
@@ -154,7 +158,8 @@ def test_curves_are_drawn_again_only_when_a_point_was_added(snapshot: Snapshot) 
     now_idle = tuple(replace(gpu, utilization_percent=3.0) for gpu in snapshot.gpus)
     first = charts.lines(snapshot, 120, 7)
     later = charts.lines(replace(snapshot, gpus=now_idle), 120, 7)
-    assert first[1:] == later[1:] and " 3% " in text_of(later)[0]
+    assert first[1:] == later[1:]
+    assert " 3% " in text_of(later)[0]
     history = {
         uuid: replace(gpu_history, utilization_percent=(5.0,) * 60)
         for uuid, gpu_history in snapshot.gpu_history.items()
@@ -170,7 +175,8 @@ def test_head_and_host(snapshot: Snapshot) -> None:
         width: text_of([head_line(snapshot, width, "ws-kepler", demo=False, readonly=False)])[0] for width in (80, 120)
     }
     assert heads[80].startswith(" gputui  ws-kepler · 8 × H100 80GB · CUDA 13.0")
-    assert "1 queued  2 running  03:12:44" in heads[80] and " · driver 580.95.05 · CUDA 13.0" in heads[120]
+    assert "1 queued  2 running  03:12:44" in heads[80]
+    assert " · driver 580.95.05 · CUDA 13.0" in heads[120]
     assert "simulated" in text_of([head_line(snapshot, 80, "x", demo=True, readonly=True)])[0]
 
     def host(snapshot: Snapshot, width: int) -> str:
@@ -206,7 +212,8 @@ def test_losses_and_steps_are_never_cut(snapshot: Snapshot) -> None:
     losses = {1.9421: "1.942", 0.012345: "0.01235", 0.004332: "0.00433", 0.00043: "0.00043", 4.3e-5: "4.3e-5",
               123456.0: "123456", 0.2052: "0.205", 3.0: "3.000", 0.0: "0"}  # fmt: skip
     for loss, text in losses.items():
-        assert f" {text}  6 h" in line(80, loss=loss) and "…" not in line(80, loss=loss), loss
+        assert f" {text}  6 h" in line(80, loss=loss), loss
+        assert "…" not in line(80, loss=loss), loss
     for step, total, text in ((3_060, 8_000, "3 060/8 000"), (49_026, 120_000, "49 026/120k"),
                                (12_345_678, 99_000_000, "12 345 678")):  # fmt: skip
         assert f" {text} " in line(120, step=step, total_steps=total), step
@@ -285,7 +292,8 @@ def test_the_shown_part_of_a_long_list_covers_no_heading(
     [heading, *_] = text_of(runs_panel(rows, RunsState(), snapshot, width, 4))
     assert heading.startswith((f" RUNS {part} ─", f" RUNS {part}  "))
     heads = heading.split(part)[1].replace("─", " ").split()
-    assert heads[0] == "STATE" and heads[-1] == "ETA"
+    assert heads[0] == "STATE"
+    assert heads[-1] == "ETA"
 
 
 @pytest.mark.parametrize("width", [60, 80, 120, 200])
@@ -390,7 +398,8 @@ def test_events_name_each_day_once() -> None:
         return [row.text if row.event is None else row.event.event_id for row in rows]
 
     assert rows(9) == [days[0], 0, days[1], 1, 2, days[2], 3, 4]
-    assert rows(6) == [days[1], 2, days[2], 3, 4] and rows(3) == [3, 4]
+    assert rows(6) == [days[1], 2, days[2], 3, 4]
+    assert rows(3) == [3, 4]
     assert rows(4, cursor=0) == [days[0], 0, days[1]]
     # In few lines each event has its day.
     snapshot = replace(Snapshot(NOW), events=tuple(events))

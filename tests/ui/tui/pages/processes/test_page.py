@@ -63,9 +63,12 @@ def test_what_the_driver_and_procfs_know_of_a_process_is_one_row(snapshot: Snaps
     assert (rank.gpus, rank.gpu_memory_bytes, rank.sm_percent, rank.cpu_percent) == ((2,), 62 * GIB, 92, 97.0)
     assert (rank.run_id, rank.rank, rank.parent_pid) == ("llama-1", 2, 101)
     worker = next(row for row in rows if row.pid == 2203)
-    assert worker.gpus == () and worker.gpu_memory_bytes is None and worker.rank == 2
+    assert worker.gpus == ()
+    assert worker.gpu_memory_bytes is None
+    assert worker.rank == 2
     stranger = next(row for row in rows if row.pid == 5041)
-    assert stranger.run_id is None and stranger.cpu_percent is None
+    assert stranger.run_id is None
+    assert stranger.cpu_percent is None
 
 
 def test_a_pid_that_went_to_another_process_is_not_mixed_up(snapshot: Snapshot) -> None:
@@ -87,13 +90,15 @@ def test_orders_put_what_is_unknown_last() -> None:
     def pids(order: str) -> list[int]:
         return [row.pid for row in arrange(rows, ProcessesState(order=order))[""]]
 
-    assert pids("CPU") == [3, 1, 2] == pids("user") and pids("PID") == [1, 2, 3]
+    assert pids("CPU") == [3, 1, 2] == pids("user")
+    assert pids("PID") == [1, 2, 3]
 
 
 def test_the_tree_hangs_children_behind_their_parents(snapshot: Snapshot) -> None:
     rows = arrange(process_rows(snapshot), ProcessesState(is_tree=True))[""]
     assert [(row.pid, row.tree) for row in rows[:4]] == [(100, ""), (101, "└ "), (1003, "  ├ "), (2300, "  │ ├ ")]
-    assert rows[3 + many_processes.LOADERS - 1].tree == "  │ └ " and len(rows) == 298
+    assert rows[3 + many_processes.LOADERS - 1].tree == "  │ └ "
+    assert len(rows) == 298
 
 
 def test_groups_come_in_the_order_of_the_gpus(snapshot: Snapshot) -> None:
@@ -121,9 +126,11 @@ def test_the_panel_has_what_every_snapshot_knows(home: Home) -> None:
     many_processes.fill(home)
     home.processes(7, {"pid": 4190777, "user": None, "command": None, "memory_bytes": GIB, "kind": "C"})
     lines = plain(process_panel(read(home.workspace), 100, 20))
-    assert {len(line) for line in lines} == {100} and len(lines) == 20
+    assert {len(line) for line in lines} == {100}
+    assert len(lines) == 20
     lines_of_table = [line.rstrip() for line in lines]
-    assert lines_of_table[0].startswith(" PROCESSES ─") and lines_of_table[0].endswith(" 4 of runs, 10 others ─")
+    assert lines_of_table[0].startswith(" PROCESSES ─")
+    assert lines_of_table[0].endswith(" 4 of runs, 10 others ─")
     assert lines_of_table[1].split() == ["PID", "USER", "GPU", "GPU", "MEM", "%", "SM", "RUN", "COMMAND"]
     # Processes of runs come last: the rows of GPUs show them already.
     assert lines_of_table[12].split() == ["1003", "me", "3", "63.0G", "79%", "93%", "llama-1", "r3", "train.py"]
@@ -142,7 +149,8 @@ async def test_the_page_opens_sorts_groups_and_goes_back(app: GputuiApp) -> None
         assert text(app, "head").startswith(" gputui › processes · 298 · CPU ")
         assert text(app, "list").split("\n")[2].startswith("▸    1003 me")
         await pilot.press("o", "o")
-        assert "by CPU" in text(app, "list") and page.listing.rows[0].pid == 1003
+        assert "by CPU" in text(app, "list")
+        assert page.listing.rows[0].pid == 1003
         await pilot.press("v")
         assert "└ torchrun" in text(app, "list") or "as a tree" in text(app, "list")
         await pilot.press("b", "home")
@@ -151,7 +159,8 @@ async def test_the_page_opens_sorts_groups_and_goes_back(app: GputuiApp) -> None
         assert "llama-1 · 286" in text(app, "list")
         await pilot.press("escape")
         await pilot.pause()
-        assert app.screen is overview(app) and not feed_of(app).interest.processes
+        assert app.screen is overview(app)
+        assert not feed_of(app).interest.processes
 
 
 async def test_a_signal_asks_twice_and_can_be_called_off(app: GputuiApp, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,7 +178,8 @@ async def test_a_signal_asks_twice_and_can_be_called_off(app: GputuiApp, monkeyp
             assert "Send KILL?" in app.screen.query_one("#confirm").text  # type: ignore[attr-defined]
             await pilot.press(key)
             await pilot.pause()
-            assert isinstance(app.screen, ProcessesScreen) and sent == []
+            assert isinstance(app.screen, ProcessesScreen)
+            assert sent == []
 
 
 async def test_a_real_process_shows_no_secrets_and_is_ended_by_a_confirmed_signal(app: GputuiApp) -> None:
@@ -182,7 +192,8 @@ async def test_a_real_process_shows_no_secrets_and_is_ended_by_a_confirmed_signa
         until_set = time.monotonic() + 60
         while "COLOUR" not in (texts := " ".join(environment_texts(child.pid, ticks))):
             assert time.monotonic() < until_set, texts
-        assert "teal" in texts and "s3cr3t" not in texts
+        assert "teal" in texts
+        assert "s3cr3t" not in texts
         assert "COLOUR" not in " ".join(environment_texts(child.pid, ticks + 1)), "another process by now"
         sleeper = replace(many_processes.host_process(child.pid, 1, "sleeper"), start_ticks=ticks)
         many_processes.give(app.feed).hosts = {child.pid: sleeper}

@@ -64,12 +64,15 @@ def test_what_was_read_is_kept_and_only_the_rest_is_read(log: Path) -> None:
     reader = LogReader()
     log.write_text("one\ntwo\nhal")
     first = reader.read(log.parents[2], None)
-    assert first.lines == ("one", "two", "hal") and first.is_whole and first.label == "launcher"
+    assert first.lines == ("one", "two", "hal")
+    assert first.is_whole
+    assert first.label == "launcher"
     assert reader.read(log.parents[2], None) is first  # nothing new: nothing is read
     with log.open("a") as file:
         file.write("f\nERROR three\n")
     second = reader.read(log.parents[2], None)
-    assert second.lines == ("one", "two", "half", "ERROR three") and second.first == first.first
+    assert second.lines == ("one", "two", "half", "ERROR three")
+    assert second.first == first.first
     assert list(second.levels) == [0, 0, 0, Level.ERROR]
 
 
@@ -77,15 +80,20 @@ def test_only_the_end_of_a_long_log_is_read_until_more_is_wanted(log: Path, smal
     log.write_text("".join(f"line {n:03}\n" for n in range(100)))
     reader = LogReader()
     tail = reader.read(log.parents[2], None)
-    assert tail.lines[-1] == "line 099" and 5 < len(tail.lines) < 15 and not tail.is_whole
+    assert tail.lines[-1] == "line 099"
+    assert 5 < len(tail.lines) < 15
+    assert not tail.is_whole
     deep = reader.read(log.parents[2], None, deep=True)
-    assert len(deep.lines) == 60 and deep.lines[-1] == "line 099" and not deep.is_whole
+    assert len(deep.lines) == 60
+    assert deep.lines[-1] == "line 099"
+    assert not deep.is_whole
     place = dict(zip(numbers(deep), deep.lines, strict=True))
     assert all(place[number] == line for number, line in zip(numbers(tail), tail.lines, strict=True))
     with log.open("a") as file:
         file.write("the newest\n")
     newer = reader.read(log.parents[2], None, deep=True)
-    assert newer.lines[-1] == "the newest" and newer.first == deep.first + 1
+    assert newer.lines[-1] == "the newest"
+    assert newer.first == deep.first + 1
 
 
 def test_a_flood_and_a_log_that_begins_anew(log: Path, small: None) -> None:
@@ -94,7 +102,9 @@ def test_a_flood_and_a_log_that_begins_anew(log: Path, small: None) -> None:
     before = reader.read(log.parents[2], None)
     log.write_text("old\n" + "".join(f"flood {n:04}\n" for n in range(1000)))
     flooded = reader.read(log.parents[2], None)
-    assert flooded.lines[-1] == "flood 0999" and len(flooded.lines) < 20 and flooded.first > before.first
+    assert flooded.lines[-1] == "flood 0999"
+    assert len(flooded.lines) < 20
+    assert flooded.first > before.first
     log.write_text("again\n")
     assert reader.read(log.parents[2], None).lines == ("again",)
 
@@ -121,7 +131,8 @@ def test_a_progress_bar_is_one_line_that_changes(log: Path) -> None:
                 assert reader.read(log.parents[2], None).lines == ("begin", f"step {number}")
         file.write(b"\rstep 300\nend\n")
     done = reader.read(log.parents[2], None)
-    assert done.lines == ("begin", "step 300", "end") and done.first == first.first
+    assert done.lines == ("begin", "step 300", "end")
+    assert done.first == first.first
     assert LogReader().read(log.parents[2], None, deep=True).lines[-2:] == ("step 300", "end")
 
 
@@ -130,20 +141,25 @@ def test_a_progress_bar_is_one_line_that_changes(log: Path) -> None:
 
 def test_the_end_is_followed_until_somebody_scrolls() -> None:
     view = log_of(tail_of(50))
-    assert visible_lines(view) == ["line 46", "line 47", "line 48", "line 49"] and " following " in pane_text(view)[0]
+    assert visible_lines(view) == ["line 46", "line 47", "line 48", "line 49"]
+    assert " following " in pane_text(view)[0]
     assert "following" not in pane_text(view, is_live=False)[0], "nothing is written any more"
     assert "following" not in pane_text(log_of(tail_of(50, label="rank 0 of attempt 2")))[0]
     view.scroll(-2)
     visible = visible_lines(view)
-    assert visible[-1] == "line 47" and "2 lines below, f follows" in pane_text(view)[0]
+    assert visible[-1] == "line 47"
+    assert "2 lines below, f follows" in pane_text(view)[0]
     view.update(tail_of(80), 80, 4)
-    assert visible_lines(view) == visible and "32 lines below" in pane_text(view)[0]
+    assert visible_lines(view) == visible
+    assert "32 lines below" in pane_text(view)[0]
     view.update(tail_of(60, first=30), 80, 4)  # the oldest are dropped, what is read stays
     assert visible_lines(view) == visible
     view.scroll(1000)
-    assert " following " in pane_text(view)[0] and visible_lines(view)[-1] == "line 89"
+    assert " following " in pane_text(view)[0]
+    assert visible_lines(view)[-1] == "line 89"
     view.scroll_to(end=False)
-    assert visible_lines(view)[0] == "WARNING 30" and view.is_deep
+    assert visible_lines(view)[0] == "WARNING 30"
+    assert view.is_deep
     view.update(tail_of(70, first=20), 80, 4)
     assert visible_lines(view)[0] == "WARNING 20", "older lines were read meanwhile"
     view.scroll_to(end=True)
@@ -155,22 +171,30 @@ def test_hits_are_found_as_lines_come_and_walked_through() -> None:
     view = log_of(tail_of(50), said)
     view.do_hit_next()
     view.look_for(None, "warn")
-    assert view.search.hits == [0, 10, 20, 30, 40] and view.search.current == 40 and view.search.words == "match 5 of 5"
-    assert 40 in view.window.numbers and "search warn: match 5 of 5" in pane_text(view)[0]
+    assert view.search.hits == [0, 10, 20, 30, 40]
+    assert view.search.current == 40
+    assert view.search.words == "match 5 of 5"
+    assert 40 in view.window.numbers
+    assert "search warn: match 5 of 5" in pane_text(view)[0]
     view.do_hit_previous()
-    assert view.search.current == 30 and 30 in view.window.numbers
+    assert view.search.current == 30
+    assert 30 in view.window.numbers
     view.update(tail_of(70), 80, 4)
-    assert view.search.hits[-2:] == [50, 60] and 30 in view.window.numbers
+    assert view.search.hits[-2:] == [50, 60]
+    assert 30 in view.window.numbers
     places = []
     for _ in range(4):
         view.do_hit_next()
         places.append(view.search.current)
     assert places == [40, 50, 60, 0], "around the end"
     view.look_for(None, "")
-    assert view.search.hits == [] and view.search.current is None
+    assert view.search.hits == []
+    assert view.search.current is None
     view.look_for(None, "nowhere")
     view.do_hit_next()
-    assert "Nothing is searched" in said[0] and "No line" in said[1] and len(said) == 2
+    assert "Nothing is searched" in said[0]
+    assert "No line" in said[1]
+    assert len(said) == 2
 
 
 def test_a_search_minds_capitals_only_when_there_are_some() -> None:
@@ -192,7 +216,8 @@ def test_only_what_is_grave_is_shown_and_searched() -> None:
     view.look_for(None, "line")
     assert view.search.hits == []
     view.do_grave_only()
-    assert len(view.search.hits) == 63 and visible_lines(view)[-1] == "line 69"
+    assert len(view.search.hits) == 63
+    assert visible_lines(view)[-1] == "line 69"
 
 
 def test_long_lines_are_read_sideways() -> None:
@@ -201,7 +226,8 @@ def test_long_lines_are_read_sideways() -> None:
     )
     assert "END" not in pane_text(view)[2]
     view.sideways(1)
-    assert "from column 40" in pane_text(view)[0] and view.window.first_column == 39
+    assert "from column 40" in pane_text(view)[0]
+    assert view.window.first_column == 39
     view.sideways(9)
     assert pane_text(view)[2].endswith("xEND")
     view.sideways(-9)
@@ -217,9 +243,11 @@ def test_another_log_is_chosen_or_there_is_none() -> None:
     view.do_log_next()
     assert view.label == "rank 1"
     view.do_log_previous()
-    assert view.label == "launcher" and not said
+    assert view.label == "launcher"
+    assert not said
     log_of(tail_of(5), said).do_log_next()
-    assert len(said) == 1 and "other log" in said[0]
+    assert len(said) == 1
+    assert "other log" in said[0]
 
 
 def test_the_log_of_a_new_attempt_is_another_one(tmp_path: Path) -> None:
@@ -234,8 +262,10 @@ def test_the_log_of_a_new_attempt_is_another_one(tmp_path: Path) -> None:
     view.look_for(None, "warning")
     view.scroll(-20)
     view.update(reader.read(tmp_path / "2", None), 80, 4)
-    assert visible_lines(view) == ["WARNING 2.0", "WARNING 2.1", "WARNING 2.2"] and len(view.search.hits) == 3
-    assert "below" not in pane_text(view)[0] and view.search.current is None
+    assert visible_lines(view) == ["WARNING 2.0", "WARNING 2.1", "WARNING 2.2"]
+    assert len(view.search.hits) == 3
+    assert "below" not in pane_text(view)[0]
+    assert view.search.current is None
 
 
 def test_logs_of_attempts_before_can_be_chosen(tmp_path: Path) -> None:
@@ -245,9 +275,11 @@ def test_logs_of_attempts_before_can_be_chosen(tmp_path: Path) -> None:
         (folder / "output.log").write_text("" if number in (4, 6) else f"attempt {number}\n")
     reader = LogReader()
     tail = reader.read(tmp_path / "6", None)
-    assert tail.labels == ("launcher of attempt 5", "launcher of attempt 3") and tail.lines == ()
+    assert tail.labels == ("launcher of attempt 5", "launcher of attempt 3")
+    assert tail.lines == ()
     chosen = reader.read(tmp_path / "6", "launcher of attempt 3")
-    assert chosen.label == "launcher of attempt 3" and chosen.lines == ("attempt 3",)
+    assert chosen.label == "launcher of attempt 3"
+    assert chosen.lines == ("attempt 3",)
     assert reader.read(tmp_path / "6", "rank 7").label == "launcher"
 
 

@@ -80,7 +80,8 @@ async def test_the_page_shows_one_section_at_a_time_at_80_columns(app: GputuiApp
                     "1": ("charts", "learning rate"), "tab": ("ranks", "r0")}  # fmt: skip
         for key, (pane, word) in sections.items():
             await press(pilot, key)
-            assert word in text(app, pane) and page_of(app).section == pane
+            assert word in text(app, pane)
+            assert page_of(app).section == pane
             panes = [p.id for p in app.screen.query(Pane) if p.is_on_screen and p.size.height and p.size.width]
             assert {"charts", "ranks", "log", "story", "params"} & set(panes) == {pane}
         # The pane fills the page already: enter says so, and one escape leaves the page.
@@ -105,17 +106,22 @@ async def test_crosshair_and_zoom_ask_for_what_they_show(app: GputuiApp) -> None
         for key in ("h", "left", "l", "right", "right", "g"):
             await press(pilot, key)
             places.append(page_of(app).charts.view.cursor or 0.0)
-        assert places[1] < places[0] < 9440 == places[4] and head(app).startswith(" │ step 0")
+        assert places[1] < places[0] < 9440 == places[4]
+        assert head(app).startswith(" │ step 0")
         assert {"utilization", "power", "temperature"} <= set(requested_charts(app).hardware)
         for keys in (("escape",), ("left", "G")):
             await press(pilot, *keys)
-            assert page_of(app).charts.view.cursor is None and "x step" in head(app)
+            assert page_of(app).charts.view.cursor is None
+            assert "x step" in head(app)
         windows = []
         for keys in (("plus",), ("shift+left",), ("shift+right",) * 3, ("equals_sign", "0")):
             await press(pilot, *keys)
             windows.append(requested_charts(app).window)
-        assert windows[0] is not None and windows[1] is not None and windows[3] is None
-        assert 0 < windows[1][0] < windows[0][0] and windows[0][1] >= 9440, "the newest stays in sight"
+        assert windows[0] is not None
+        assert windows[1] is not None
+        assert windows[3] is None
+        assert 0 < windows[1][0] < windows[0][0], "the newest stays in sight"
+        assert windows[0][1] >= 9440, "the newest stays in sight"
         assert windows[2] == windows[0], "at the right end it follows again"
         for key, phrase in (
             ("0", "whole run"),
@@ -132,7 +138,8 @@ async def test_how_charts_are_looked_at_is_kept_while_the_program_runs(app: Gput
         await press(pilot, "enter", "m", "m", "m")
         app.perform("smoothing_previous")
         await pilot.pause()
-        assert "smoothing 0.8" in head(app) and "loss  ~" in text(app, "charts")
+        assert "smoothing 0.8" in head(app)
+        assert "loss  ~" in text(app, "charts")
         assert "learning rate  ~" not in text(app, "charts")  # it is set, not measured
         await press(pilot, "y")
         assert text(app, "charts").splitlines()[1].rstrip().endswith("log")
@@ -144,18 +151,21 @@ async def test_how_charts_are_looked_at_is_kept_while_the_program_runs(app: Gput
             assert "*learning rate" in text(app, "charts").splitlines()[1]
         await press(pilot, "asterisk", "x", "x")
         # No epoch was recorded, so the axis of epochs is skipped.
-        assert "*" not in text(app, "charts") and "x step" in head(app)
+        assert "*" not in text(app, "charts")
+        assert "x step" in head(app)
 
 
 async def test_the_filter_narrows_while_typing(app: GputuiApp) -> None:
     async with app.run_test(size=SMALL) as pilot:
         await press(pilot, "enter", "slash", "g", "r", "a", "d")
         assert mentions(head(app), " filter grad", "1 of")
-        assert "gradient norm" in text(app, "charts") and "loss" not in text(app, "charts")
+        assert "gradient norm" in text(app, "charts")
+        assert "loss" not in text(app, "charts")
         await press(pilot, "enter")
         assert "/grad" in head(app)
         await press(pilot, "slash", "ctrl+u", "tilde", "left_parenthesis")
-        assert "not a regular expression" in head(app) and "loss" in text(app, "charts")
+        assert "not a regular expression" in head(app)
+        assert "loss" in text(app, "charts")
         await press(pilot, "enter")
         whole = "The filter ~( is not a regular expression: missing ), unterminated subpattern at position 0."
         assert whole in " ".join(text(app, "message").split())
@@ -164,7 +174,8 @@ async def test_the_filter_narrows_while_typing(app: GputuiApp) -> None:
         assert mentions(text(app, "charts"), "No metric", "filter")
         for keys in (("escape",), ("slash", "g", "escape")):
             await press(pilot, *keys)
-            assert "loss" in text(app, "charts") and page_of(app).section == "charts"
+            assert "loss" in text(app, "charts")
+            assert page_of(app).section == "charts"
 
 
 # --- the log
@@ -176,9 +187,11 @@ async def test_the_log_follows_scrolls_and_changes_rank(app: GputuiApp, workspac
         path = write_log(workspace, rank, lines)
     async with app.run_test(size=SMALL) as pilot:
         await press(pilot, "enter", "3")
-        assert text(app, "log").endswith("rank 0 line 99 red") and "following" in text(app, "log")
+        assert text(app, "log").endswith("rank 0 line 99 red")
+        assert "following" in text(app, "log")
         await press(pilot, "up", "k", "pageup")
-        assert "lines below" in text(app, "log") and "line 99" not in text(app, "log")
+        assert "lines below" in text(app, "log")
+        assert "line 99" not in text(app, "log")
         with path.open("a") as file:
             file.write("one more\ntwo more\n")
         feed_of(app).refresh()
@@ -197,11 +210,15 @@ async def test_the_chart_in_focus_is_written_as_it_is_seen(app: GputuiApp, works
         await press(pilot, "enter", "m", "left", "E")
         folder = workspace.run_dir("vit-b16-1") / "charts"
         await wait_for(pilot, lambda: "Wrote" in text(app, "message"))
-        assert "Wrote" in text(app, "message") and "vit-b16-1/charts" in text(app, "message")
+        assert "Wrote" in text(app, "message")
+        assert "vit-b16-1/charts" in text(app, "message")
         numbers = (folder / "loss-step.csv").read_text()
-        assert "\nloss," in numbers and "loss (measured)" in numbers and "loss (redone)" in numbers
+        assert "\nloss," in numbers
+        assert "loss (measured)" in numbers
+        assert "loss (redone)" in numbers
         picture = (folder / "loss-step.svg").read_text()
-        assert "vit-b16-1: loss" in picture and "restart" not in picture
+        assert "vit-b16-1: loss" in picture
+        assert "restart" not in picture
         folder.joinpath("loss-step.svg").unlink()
         folder.joinpath("loss-step.svg").mkdir()
         await press(pilot, "E")
@@ -214,7 +231,8 @@ def test_how_charts_are_looked_at_is_kept_for_the_next_start() -> None:
     memory = ChartMemory(ChartView(), views.append)
     mine = ChartView("two", "time", 0.9, pins=("lr",), logs=frozenset({"loss"}), is_log_x="l*")
     memory.keep("a", mine)
-    assert memory.of("a") == mine and memory.of("b") == ChartView("two", "time", 0.9, ("lr",))
+    assert memory.of("a") == mine
+    assert memory.of("b") == ChartView("two", "time", 0.9, ("lr",))
     assert from_settings(Settings(**to_settings(views[-1]))) == memory.of("b")
     memory.keep("a", replace(mine, cursor=40.0))
     assert memory.of("a") == mine, "a crosshair is of one visit"
@@ -239,7 +257,8 @@ async def test_a_metric_is_split_by_rank_and_the_straggler_stands_out(app: Gputu
         assert all(f"\nstep_time rank {rank}," in written for rank in range(4))
         app.perform("by_rank")
         await pilot.pause()
-        assert "by rank" not in text(app, "charts") and requested_charts(app).ranked == ()
+        assert "by rank" not in text(app, "charts")
+        assert requested_charts(app).ranked == ()
 
 
 # --- a failed run
@@ -256,14 +275,19 @@ async def test_a_failed_run_says_why_once_and_opens_on_the_log_of_its_rank_that_
         page = page_of(app)
         assert mentions(banner, "KeyError: 'labels', data.py:17", "not retried", "e traceback   3 log   ")
         log = page.panes.sections["log"]
-        assert page.section == "log" and not page.charts.pane.display
-        assert log.size.width == 120 and log.size.height >= 18
+        assert page.section == "log"
+        assert not page.charts.pane.display
+        assert log.size.width == 120
+        assert log.size.height >= 18
         lines = text(app, "log").splitlines()
-        assert "LOG rank 1 stderr" in lines[0] and "Traceback" in lines[1] and "KeyError" in lines[3]
+        assert "LOG rank 1 stderr" in lines[0]
+        assert "Traceback" in lines[1]
+        assert "KeyError" in lines[3]
         assert "following" not in lines[0], "nothing follows in the log of an ended run"
         await press(pilot, "e")
         assert mentions(text(app, "message"), "traceback", "in view")
-        assert "PARAMETERS" in text(app, "params") and "exited with code 1" in text(app, "story")
+        assert "PARAMETERS" in text(app, "params")
+        assert "exited with code 1" in text(app, "story")
         await press(pilot, "4")
         everything = "\n".join(pane.text for pane in app.screen.query(Pane))
         assert everything.count("data.py:17") == 1
@@ -282,8 +306,10 @@ async def test_a_failed_run_without_a_traceback_opens_on_the_end_of_its_ranks_lo
     async with app.run_test(size=MIDDLE) as pilot:
         await open_failed(pilot, app)
         lines = text(app, "log").splitlines()
-        assert "LOG rank 1 " in lines[0] and "hello of rank 1" in lines[1]
-        assert "traceback" not in text(app, "banner") and "3 log" in text(app, "banner")
+        assert "LOG rank 1 " in lines[0]
+        assert "hello of rank 1" in lines[1]
+        assert "traceback" not in text(app, "banner")
+        assert "3 log" in text(app, "banner")
         await press(pilot, "e")
         assert mentions(text(app, "message"), "no traceback")
 
@@ -305,4 +331,5 @@ async def test_the_head_and_the_end_of_the_curve_are_of_one_moment(home: Home, m
         page_of(app).charts.pane._drawn_at = float("-inf")
         app.repaint()
         await pilot.pause()
-        assert "loss 1.625" in text(app, "head") and "1.625" in text(app, "charts")
+        assert "loss 1.625" in text(app, "head")
+        assert "1.625" in text(app, "charts")

@@ -137,7 +137,9 @@ def test_slow_ranks_are_named_and_come_first() -> None:
     ranks = {n: RankRow(n, 100, NOW, 0.3, 0.006, slowdown=1.0) for n in range(4)}
     ranks[2] = RankRow(2, 100, NOW, 0.45, 0.12, slowdown=1.5)
     text = text_of(ranks_lines(ranks, 4, 80))
-    assert text[1].startswith(" r2") and text[1].endswith("▲ slow, 1.5× the median") and "slow" not in text[2]
+    assert text[1].startswith(" r2")
+    assert text[1].endswith("▲ slow, 1.5× the median")
+    assert "slow" not in text[2]
     assert "PEAK" not in text[0], "nobody reports it"
     fast = {0: ranks[0]._replace(samples_per_second=900.0)}
     heads = [text_of(ranks_lines(rows, len(rows), 80))[0] for rows in (fast, ranks | fast)]
@@ -151,7 +153,8 @@ def test_ranks_that_print_no_metrics_are_listed_too(home: Home, workspace: Works
     home.metrics("vit-1", 1, [{"step": step, "step_time": 0.1} for step in range(3)])
     with closing(open_reader(workspace.database)) as connection:
         page = SnapshotReader(workspace).read(connection, NOW, Interest("vit-1")).page
-    assert page is not None and page.rank_count == 3
+    assert page is not None
+    assert page.rank_count == 3
     lines = text_of(ranks_lines(page.progress.ranks, page.rank_count, 80))
     assert [line.split() for line in lines[1:]] == [
         ["r0", "2", "100", "ms", "–"],
@@ -185,10 +188,13 @@ def test_ranks_are_compared_over_the_newest_steps_that_all_have_written(home: Ho
     with closing(open_reader(workspace.database)) as connection:
         means = queries.rank_means(connection, "vit-1", 1, 2)
         snapshot = SnapshotReader(workspace).read(connection, NOW, Interest("vit-1"))
-    assert means[0]["comm_time"] == pytest.approx(0.06) and means[1]["step_time"] == pytest.approx(0.1)
+    assert means[0]["comm_time"] == pytest.approx(0.06)
+    assert means[1]["step_time"] == pytest.approx(0.1)
     assert snapshot.page is not None
     ranks = snapshot.page.progress.ranks
-    assert ranks[1].is_slow and not ranks[0].is_slow and ranks[0].step == 40
+    assert ranks[1].is_slow
+    assert not ranks[0].is_slow
+    assert ranks[0].step == 40
 
 
 # --- the timeline and what it cost
@@ -253,9 +259,11 @@ def test_checkpoints_tell_what_is_known_of_each(page: RunPage) -> None:
     )
     here = replace(page, checkpoints=listing)
     lines = text_of(checkpoint_lines(here, NOW, 80))
-    assert lines[0].split()[:6] == ["step", "9", "000", "3", "GiB", "1"] and lines[0].endswith("✓ valid")
+    assert lines[0].split()[:6] == ["step", "9", "000", "3", "GiB", "1"]
+    assert lines[0].endswith("✓ valid")
     assert "✗ is damaged" in lines[1]
-    assert mentions(lines[2], "–", "· not checked  ← attempt 3 ") and mentions(lines[3], "✗ was left", "attempt 2")
+    assert mentions(lines[2], "–", "· not checked  ← attempt 3 ")
+    assert mentions(lines[3], "✗ was left", "attempt 2")
     assert lines[4] == "  … 4 older ones"
     # A file that is overwritten gets the step of the metrics at the time of writing.
     over = CheckpointList((Checkpoint("last.pth.tar", 9000, 3 << 30, NOW - 90),), count=1, is_known=True)
@@ -320,7 +328,9 @@ def test_a_checkpoint_that_may_be_of_another_run_is_doubtful_and_not_broken(page
     here = replace(page, checkpoints=CheckpointList(tuple(rows), 2, is_known=True))
     lines = checkpoint_lines(here, NOW, width)
     texts = text_of(lines)
-    assert "? not" in texts[0] and "? not" in texts[1] and not any("✗" in line for line in texts)
+    assert "? not" in texts[0]
+    assert "? not" in texts[1]
+    assert not any("✗" in line for line in texts)
     assert " ".join(" ".join(texts[2:]).split()) == f"? {why}"
     assert any("train_mlp-with-warmup-12," in line for line in texts)
     assert [style for line in lines for text, style in line if "?" in text] == ["warn"] * 3
@@ -344,7 +354,8 @@ def test_the_focused_section_comes_first_and_the_last_fills_the_rest() -> None:
     lengths = {"params": 12, "ranks": 6, "story": 20}
     shares = {name: share_lines(lengths, name, 25) for name in (*lengths, "log")}
     assert all(sum(share.values()) == 25 for share in shares.values())
-    assert [shares[name][name] for name in lengths] == [12, 6, 15] and shares["params"]["story"] == 7
+    assert [shares[name][name] for name in lengths] == [12, 6, 15]
+    assert shares["params"]["story"] == 7
     assert share_lines(lengths, "log", 60) == {"params": 12, "ranks": 6, "story": 42}
 
 
@@ -356,7 +367,8 @@ def test_pins_come_first_then_what_matters_then_the_hardware() -> None:
     panels = choose_panels(names, HARDWARE, ChartView())
     keys = [panel.key for panel in panels.chosen]
     assert keys[:6] == ["loss", "samples_per_s", "gpu/utilization", "lr", "grad_norm", "my/metric"]
-    assert keys[-1] == "epoch" and panels.count == len(keys)
+    assert keys[-1] == "epoch"
+    assert panels.count == len(keys)
     names_of_losses = ("eval_loss", "my/metric", "Loss/train", "acc")
     assert [panel.key for panel in choose_panels(names_of_losses, (), ChartView()).chosen][:2] == [
         "Loss/train",
@@ -366,10 +378,12 @@ def test_pins_come_first_then_what_matters_then_the_hardware() -> None:
     by_role = choose_panels(names_of_losses, (), ChartView(), roles).chosen
     assert [panel.key for panel in by_role][:3] == ["my/metric", "eval_loss", "acc"]
     pinned = choose_panels(names, HARDWARE, ChartView(pins=("my/metric", "gone"), filter_text="l*")).chosen
-    assert [panel.key for panel in pinned] == ["my/metric", "loss", "lr"] and pinned[0].is_pinned
+    assert [panel.key for panel in pinned] == ["my/metric", "loss", "lr"]
+    assert pinned[0].is_pinned
     assert next(p.colour for p in panels.chosen if p.key == "lr") == pinned[2].colour  # wherever it stands
     broken = choose_panels(names, (), ChartView(filter_text="~("))
-    assert broken.problem is not None and "not a regular expression" in broken.problem
+    assert broken.problem is not None
+    assert "not a regular expression" in broken.problem
 
 
 # --- charts
@@ -393,9 +407,11 @@ def test_the_line_of_the_crosshair_drops_whole_values() -> None:
 def test_the_legend_tells_the_newest_value_or_that_at_the_crosshair() -> None:
     assert " loss  9" in panel_text(LOSS, look_of(LINE), height=9)[0]
     tall = panel_text(LOSS, look_of(LINE))
-    assert tall[0].strip() == "loss" and [line for line in tall if line.endswith(" 9")]  # where the curve ends
+    assert tall[0].strip() == "loss"
+    assert [line for line in tall if line.endswith(" 9")]
     lines = panel_lines(LOSS, look_of(LINE, cursor=3.2, focus="loss"), 60, 10)
-    assert text_of(lines)[0].startswith("▸loss  3") and widths(lines) == {60}
+    assert text_of(lines)[0].startswith("▸loss  3")
+    assert widths(lines) == {60}
     assert styles(lines, "│") >= {"cursor"}
     nan = MetricCurve("loss", bins(1.0, float("nan"), 2.0), last=2.0)
     assert mentions(panel_text(LOSS, look_of(nan, cursor=1.0))[0], "loss  nan", "× 1 not finite")
@@ -430,7 +446,9 @@ def test_each_gpu_has_its_curve_and_of_many_the_ends_have_a_name() -> None:
 def test_no_two_metrics_share_a_file() -> None:
     keys = ["val/loss", "val_loss", "val.loss", "val loss", "/", "..", "größe", "grö_e", "x" * 300]
     names = [file_name(key) for key in keys]
-    assert len(set(names)) == len(keys) and names[0] == "val.loss" and names[1] == "val_loss"
+    assert len(set(names)) == len(keys)
+    assert names[0] == "val.loss"
+    assert names[1] == "val_loss"
     assert all(name and not name.startswith((".", "-")) and "/" not in name and len(name) < 200 for name in names)
 
 
@@ -438,11 +456,15 @@ def test_what_happened_stands_below_every_curve_and_is_named_at_the_crosshair() 
     look = look_of(LINE, markers=MARKERS)
     tall = panel_text(LOSS, look, height=12)
     low = panel_text(LOSS, look, height=7)
-    assert "cuda oom" in tall[-1] and "┴" in tall[-2] and "┊" in tall[3]
-    assert "cuda oom" not in "\n".join(low) and "┊" in low[1]
+    assert "cuda oom" in tall[-1]
+    assert "┴" in tall[-2]
+    assert "┊" in tall[3]
+    assert "cuda oom" not in "\n".join(low)
+    assert "┊" in low[1]
     at = [text for text, _ in crosshair_parts(look_of(LINE, markers=MARKERS, cursor=5.0), (LOSS,))]
     assert at == ["│ step 5", "✗ CUDA ran out of memory on rank 1 03:12:44", "↻1"]
-    assert next_marker(MARKERS, 3.0, 1) is MARKERS[1] and next_marker(MARKERS, 3.0, -1) is None
+    assert next_marker(MARKERS, 3.0, 1) is MARKERS[1]
+    assert next_marker(MARKERS, 3.0, -1) is None
     assert next_marker(MARKERS, x=None, by=-1) is MARKERS[2]
 
 
@@ -460,4 +482,5 @@ def test_a_profile_without_checkpoints_has_none_yet(home: Home, workspace: Works
     reader.read(home.connection, NOW, Interest("vit-1"))
     reader.run_page.checkpoints.wait(60.0)
     page = reader.read(home.connection, NOW, Interest("vit-1")).page
-    assert page is not None and checkpoint_words(page, NOW) == "none yet"
+    assert page is not None
+    assert checkpoint_words(page, NOW) == "none yet"

@@ -38,13 +38,16 @@ async def test_a_study_is_started_from_its_file(home: Home, app: GputuiApp, file
         await pilot.press("S", "ctrl+n", *"length")
         await wait_for(pilot, lambda: choosing(app).rows is not None)
         current = choosing(app).current
-        assert current is not None and (current.name, current.profile) == ("lengths", "tiny")
+        assert current is not None
+        assert (current.name, current.profile) == ("lengths", "tiny")
         await wait_for(pilot, lambda: "3 trials of tiny" in text(app, "detail"))
         assert "steps=5" in text(app, "detail")
         await pilot.press("enter", "y")
         await wait_for(pilot, lambda: bool(commands_of(home)))
         verb, _, args = commands_of(home)[0]
-        assert verb == "study" and args["spec"]["name"] == "lengths" and args["source"] == STUDY
+        assert verb == "study"
+        assert args["spec"]["name"] == "lengths"
+        assert args["source"] == STUDY
 
 
 async def test_a_broken_file_says_what_is_wrong_and_is_not_started(home: Home, app: GputuiApp, files: Path) -> None:
@@ -52,7 +55,9 @@ async def test_a_broken_file_says_what_is_wrong_and_is_not_started(home: Home, a
         await pilot.press("ctrl+n", *"broken")
         await wait_for(pilot, lambda: choosing(app).rows is not None)
         current = choosing(app).current
-        assert current is not None and "none-such" in current.problem
+        assert current is not None
+        assert "none-such" in current.problem
         await pilot.press("enter")
         await wait_for(pilot, lambda: "none-such" in text(app, "message"))
-        assert choosing(app) and commands_of(home) == []
+        assert choosing(app)
+        assert commands_of(home) == []

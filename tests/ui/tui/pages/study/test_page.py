@@ -79,12 +79,14 @@ async def open_study(pilot: Pilot[Any]) -> None:
 
 def test_trials_are_sorted_by_value_the_complete_ones_first_and_filtered(study_page: StudyPage) -> None:
     rows = trial_rows(study_page, TrialList(order="value"), {})
-    assert len(rows) == 14 and rows[0].trial.number == 4
+    assert len(rows) == 14
+    assert rows[0].trial.number == 4
     assert {row.trial.state for row in rows[:8]} == {TrialState.COMPLETE}
     values = [row.trial.value for row in rows[:8]]
     assert values == sorted(value for value in values if value is not None)
     pruned = trial_rows(study_page, TrialList(filter_text="pruned"), {})
-    assert {row.trial.state for row in pruned} == {TrialState.PRUNED} and len(pruned) < 14
+    assert {row.trial.state for row in pruned} == {TrialState.PRUNED}
+    assert len(pruned) < 14
 
 
 def test_the_past_has_the_trials_of_then(home: Home) -> None:
@@ -99,11 +101,16 @@ def test_the_same_rungs_of_trials_lie_below_each_other(study_page: StudyPage) ->
     lines = text_of(listing.lines(TrialList(), 170, 20))
     column = lines[1].index("CURVE")
     curves = {int(line[:5].replace("★", "")): line[column : column + 10].ljust(10) for line in lines[2:16]}
-    assert curves[0].strip() and len(curves[0].rstrip()) == 10
+    assert curves[0].strip()
+    assert len(curves[0].rstrip()) == 10
     # Pruned at rung 5 of 27, and still at rung 3.
-    assert curves[2][0] != " " and len(curves[2].rstrip()) == 2
-    assert curves[12][0] != " " and len(curves[12].rstrip()) == 2
-    assert "✂ pruned" in lines[4] and "rung 5: 7th of 9" in lines[4] and "pruned at" not in lines[4]
+    assert curves[2][0] != " "
+    assert len(curves[2].rstrip()) == 2
+    assert curves[12][0] != " "
+    assert len(curves[12].rstrip()) == 2
+    assert "✂ pruned" in lines[4]
+    assert "rung 5: 7th of 9" in lines[4]
+    assert "pruned at" not in lines[4]
 
 
 def test_losses_are_a_trials_curve_only_where_the_loss_is_what_is_searched(home: Home, study_page: StudyPage) -> None:
@@ -158,22 +165,29 @@ def test_no_trial_is_the_best_of_several_objectives(study_page: StudyPage) -> No
     )
     page = study_page._replace(spec=spec, trials=trials)
     head = " ".join(text_of(result_lines(page, {}, 170)))
-    assert "Pareto front: 8" in head and " best " not in head
+    assert "Pareto front: 8" in head
+    assert " best " not in head
     head = " ".join(text_of(result_lines(study_page, {}, 170)))
-    assert "12 of 40 trials ended" in head and " best 0.4044" in head and "val_loss, lower is better" in head
+    assert "12 of 40 trials ended" in head
+    assert " best 0.4044" in head
+    assert "val_loss, lower is better" in head
     study = msgspec.structs.replace(study_page.study, problem="its process failed 3 times in a row: no room")
     assert text_of(result_lines(study_page._replace(study=study), {}, 170))[-1].strip() == study.problem
     assert sum(row.is_best for row in trial_rows(page, TrialList(), {})) == 8
     pictures = " ".join(text_of(picture_lines(page, TrialList(), 100, 60)))
-    assert "for val_loss" in pictures and "for seconds" in pictures
+    assert "for val_loss" in pictures
+    assert "for seconds" in pictures
 
 
 def test_studies_are_listed_newest_first_with_their_best_value(home: Home) -> None:
     search(home, "lr-search-1", state="finished")
     search(home, "lr-search-2")
     lines = text_of(study_lines(read(home), 110, 5))
-    assert "1 of 2" in lines[0] and lines[1].startswith("▸lr-search-2") and "● running" in lines[1]
-    assert lines[2].startswith(" lr-search-1") and lines[2].split()[-2:] == ["val_loss", "0.4044"]
+    assert "1 of 2" in lines[0]
+    assert lines[1].startswith("▸lr-search-2")
+    assert "● running" in lines[1]
+    assert lines[2].startswith(" lr-search-1")
+    assert lines[2].split()[-2:] == ["val_loss", "0.4044"]
 
 
 # --- keys
@@ -182,13 +196,16 @@ def test_studies_are_listed_newest_first_with_their_best_value(home: Home) -> No
 async def test_the_overview_names_the_study_and_its_trials_open_and_are_compared(app: GputuiApp) -> None:
     async with app.run_test(size=SIZE) as pilot:
         (row,) = [line for line in text(app, "runs").splitlines() if " lr-search-1 " in line]
-        assert "12/40 trials" in row and "best 0.4044" in row
+        assert "12/40 trials" in row
+        assert "best 0.4044" in row
         await open_study(pilot)
         assert page(app).row_ids == list(range(14))
         await pilot.press("down", "down", "enter")
-        assert isinstance(app.screen, RunScreen) and app.screen.run_id == "lr-search-1-t2"
+        assert isinstance(app.screen, RunScreen)
+        assert app.screen.run_id == "lr-search-1-t2"
         await pilot.press("escape", "c")
-        assert isinstance(app.screen, CompareScreen) and "lr-search-1-t4" in app.screen.comparison.run_ids
+        assert isinstance(app.screen, CompareScreen)
+        assert "lr-search-1-t4" in app.screen.comparison.run_ids
         await pilot.press("escape", "escape")
         assert isinstance(app.screen, OverviewScreen)
 
@@ -201,7 +218,8 @@ async def test_a_study_that_is_over_opens_with_its_best_trials_first(
     app = make_app()
     async with app.run_test(size=(120, 36)) as pilot:
         await open_study(pilot)
-        assert page(app).table.order == order and page(app).row_ids[0] == first
+        assert page(app).table.order == order
+        assert page(app).row_ids[0] == first
         await pilot.press("o", "o")
         assert page(app).table.order == order
 
