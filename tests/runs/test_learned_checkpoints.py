@@ -1,4 +1,4 @@
-"""Checkpoints are recognised by their content."""
+"""Checkpoints are recognised by their content, and where other files have the same content, by their name too."""
 
 from __future__ import annotations
 
@@ -50,37 +50,58 @@ def save(path: Path, at: float = BEGUN_AT + 1) -> None:
 
 
 @table(
-    "name, write, expected",
+    "name, write",
     [
-        ("model.pt", TORCH, True),
-        ("last.pth.tar", TORCH, True),
-        ("pytorch_model.bin", TORCH, True),
-        ("epoch=3-step=90.ckpt", CUT_SHORT, True),
-        ("old.pth", content(b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.\x80"), True),
-        ("model.safetensors", SAFETENSORS, True),
-        ("ppo_4000_steps.zip", archive("data", "policy.pth"), True),
-        ("best.keras", archive("config.json", "model.weights.h5"), True),
-        ("model.weights.h5", content(b"\x89HDF\r\n\x1a\nx"), True),
-        ("snapshot.pkl", PICKLE, True),
-        ("params_step_10.npz", archive("w.npy"), True),
-        ("model_30.ubj", content(b"{L\x00\x00\x00\x00\x00\x00\x00\x07learnerx"), True),
-        ("model_30.json", content(b'{"learner":{}}'), True),
-        ("booster.txt", content(b"tree\nversion=v4\n"), True),
-        ("data.zip", archive("train/1.png"), False),
-        ("dump.bin", content(b"\0\0\0\0"), False),
-        ("features.npz", archive("x.npy"), False),
-        ("train.h5", content(b"\x89HDF\r\n\x1a\nx"), False),
-        ("vocabulary.pkl", PICKLE, False),
-        ("config.json", content(json.dumps({"model": 1}).encode()), False),
-        ("notes.txt", content(b"trees are green\n"), False),
-        ("model.pt", content(b"not a model"), False),
-        ("empty.safetensors", content(b""), False),
-        ("logs.gz", content(gzip.compress(b"x")), False),
+        ("model.pt", TORCH),
+        ("last.pth.tar", TORCH),
+        ("pytorch_model.bin", TORCH),
+        ("epoch=3-step=90.ckpt", CUT_SHORT),
+        ("old.pth", content(b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.\x80")),
+        ("model.safetensors", SAFETENSORS),
+        ("ppo_4000_steps.zip", archive("data", "policy.pth")),
+        ("best.keras", archive("config.json", "model.weights.h5")),
+        ("model_30.ubj", content(b"{L\x00\x00\x00\x00\x00\x00\x00\x07learnerx")),
+        ("model_30.json", content(b'{"learner":{}}')),
+        ("booster.txt", content(b"tree\nversion=v4\n")),
     ],
 )
-def test_what_a_checkpoint_is(tmp_path: Path, name: str, write: Callable[[Path], None], expected: bool) -> None:
+def test_a_checkpoint_has_the_content_of_one(tmp_path: Path, name: str, write: Callable[[Path], None]) -> None:
     write(tmp_path / name)
-    assert is_checkpoint(tmp_path / name) is expected
+    assert is_checkpoint(tmp_path / name)
+
+
+@table(
+    "name, write",
+    [
+        ("model.pt", content(b"not a model")),
+        ("empty.safetensors", content(b"")),
+        ("data.zip", archive("train/1.png")),
+        ("dump.bin", content(b"\0\0\0\0")),
+        ("config.json", content(json.dumps({"model": 1}).encode())),
+        ("notes.txt", content(b"trees are green\n")),
+        ("logs.gz", content(gzip.compress(b"x"))),
+    ],
+)
+def test_a_file_with_other_content_is_none(tmp_path: Path, name: str, write: Callable[[Path], None]) -> None:
+    write(tmp_path / name)
+    assert not is_checkpoint(tmp_path / name)
+
+
+@table(
+    "write, checkpoint, other",
+    [
+        (PICKLE, "snapshot.pkl", "vocabulary.pkl"),
+        (archive("w.npy"), "params_step_10.npz", "features.npz"),
+        (content(b"\x89HDF\r\n\x1a\nx"), "model.weights.h5", "train.h5"),
+    ],
+)
+def test_content_that_data_also_has_counts_under_the_name_of_a_checkpoint(
+    tmp_path: Path, write: Callable[[Path], None], checkpoint: str, other: str
+) -> None:
+    for name in (checkpoint, other):
+        write(tmp_path / name)
+    assert is_checkpoint(tmp_path / checkpoint)
+    assert not is_checkpoint(tmp_path / other)
 
 
 @table(

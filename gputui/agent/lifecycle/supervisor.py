@@ -123,7 +123,8 @@ class Supervisor:
         run = get_run(connection, run_id)
         assert run is not None, "its attempt is unknown"
         record = get_attempt(connection, run_id, run.attempt)
-        assert record is not None and record.ended_at is None, "its attempt is unknown"
+        assert record is not None, "its attempt is unknown"
+        assert record.ended_at is None, "its attempt is over"
         kind = self.context.executors.of(spec_of(run).target)
         run_dir = self.context.workspace.run_dir(run_id)
         folder = attempt_dir(self.context.workspace, run_id, record.number)

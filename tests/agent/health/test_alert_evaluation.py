@@ -13,11 +13,11 @@ from gputui.core.config import Workspace
 from gputui.machine.gpu_model import GpuEvent, GpuProcess, Inventory, ProcessTick
 from gputui.store import alerts
 from gputui.store.series import GpuSample
-from tests.agent.health.watched_home import WatchedHome
+from tests.agent.health.watched_home import GPU, WatchedHome
 from tests.homes import GIB, NOW
 from tests.texts import mentions
 
-COOL = GpuSample("GPU-a", utilization_percent=90.0, memory_used_bytes=10 * GIB, temperature_celsius=60.0,
+COOL = GpuSample(GPU, utilization_percent=90.0, memory_used_bytes=10 * GIB, temperature_celsius=60.0,
                  throttle_reasons=(), power_watts=500.0)  # fmt: skip
 HOT = replace(COOL, temperature_celsius=88.0)
 IDLE = replace(COOL, utilization_percent=20.0, memory_used_bytes=60 * GIB)
@@ -42,12 +42,12 @@ def test_an_alert_is_a_row_and_an_event_and_ends(home: WatchedHome) -> None:
     home.go_on(40, HOT)
     alert = alerts.lasting(home.connection)[0]
     subject = alert.rule, alert.severity, alert.subject_id, alert.subject_name
-    assert subject == ("gpu_hot", "warning", "GPU-a", "GPU 0")
+    assert subject == ("gpu_hot", "warning", GPU, "GPU 0")
     assert (alert.value, alert.threshold, alert.unit) == (88.0, 85.0, "°C")
     assert mentions(alert.sentence, "GPU 0", "88 °C", "85 °C")
     assert NOW + 30 <= alert.raised_at <= NOW + 33
     home.go_on(70, COOL)
-    after = home.all()[0]
+    after = home.lasting_and_cleared()[0]
     assert after.cleared_at is not None
     assert after.cleared_because == "back to normal"
     assert home.events()[0] == alert.sentence
@@ -60,11 +60,11 @@ def test_the_next_agent_goes_on(home: WatchedHome) -> None:
     home.start()
     home.go_on(100, HOT)
     home.go_on(100)
-    assert len(home.all()) == 1
+    assert len(home.lasting_and_cleared()) == 1
     home.start()
     home.go_on(70, COOL)
     assert home.lasting() == []
-    assert len(home.all()) == 1
+    assert len(home.lasting_and_cleared()) == 1
 
 
 def test_a_gpu_that_the_machine_no_longer_has(home: WatchedHome) -> None:
@@ -77,7 +77,9 @@ def test_a_gpu_that_the_machine_no_longer_has(home: WatchedHome) -> None:
 def test_the_machine_changes_a_threshold(home: WatchedHome) -> None:
     home.workspace.alerts.write_text("gpu_hot: {above_celsius: 50, margin_celsius: 0, for: 5 s, severity: error}\n")
     home.go_on(8, COOL)
-    assert [(alert.rule, alert.severity, alert.threshold) for alert in home.all()] == [("gpu_hot", "error", 50.0)]
+    assert [(alert.rule, alert.severity, alert.threshold) for alert in home.lasting_and_cleared()] == [
+        ("gpu_hot", "error", 50.0)
+    ]
     home.workspace.alerts.write_text("gpu_hot: {above: 1}\n")
     home.go_on(8, COOL)
     assert home.lasting() == ["gpu_hot"]
@@ -85,7 +87,7 @@ def test_the_machine_changes_a_threshold(home: WatchedHome) -> None:
     home.workspace.alerts.write_text("gpu_hot: off\n")
     home.go_on(8, COOL)
     assert home.lasting() == []
-    assert home.all()[0].cleared_because == "the rule is off"
+    assert home.lasting_and_cleared()[0].cleared_because == "the rule is off"
 
 
 def test_a_silenced_rule_is_stored_and_no_event(home: WatchedHome) -> None:
@@ -93,16 +95,16 @@ def test_a_silenced_rule_is_stored_and_no_event(home: WatchedHome) -> None:
     home.go_on(40, HOT)
     assert home.lasting() == ["gpu_hot"]
     assert home.events() == []
-    assert home.all()[0].silenced_by == "me"
+    assert home.lasting_and_cleared()[0].silenced_by == "me"
 
 
 def test_an_xid_is_told_once_and_memory_by_who_holds_it(home: WatchedHome) -> None:
     process = GpuProcess(77, 22 * GIB, user="alice", command="python sweep.py")
-    home.recorder.take([GpuEvent(home.now, "GPU-a", "xid", 79, text=None)])
-    home.recorder.take([ProcessTick(home.now, {"GPU-a": (process,)})])
+    home.recorder.take([GpuEvent(home.now, GPU, "xid", 79, text=None)])
+    home.recorder.take([ProcessTick(home.now, {GPU: (process,)})])
     home.go_on(1803, PARKED)
-    assert [alert.rule for alert in home.all()] == ["xid_hardware", "gpu_parked"]
-    assert "alice · python sweep.py" in home.all()[1].sentence
+    assert [alert.rule for alert in home.lasting_and_cleared()] == ["xid_hardware", "gpu_parked"]
+    assert "alice · python sweep.py" in home.lasting_and_cleared()[1].sentence
 
 
 # --- runs
@@ -111,10 +113,10 @@ def test_an_xid_is_told_once_and_memory_by_who_holds_it(home: WatchedHome) -> No
 def test_a_gpu_that_a_run_claims_and_does_not_use(training: WatchedHome) -> None:
     training.go_on(500, IDLE)
     assert training.lasting() == ["gpu_underused"]
-    assert training.all()[0].run_id == "vit-1"
+    assert training.lasting_and_cleared()[0].run_id == "vit-1"
     training.living.clear()
     training.go_on(2, IDLE)
-    assert training.all()[0].cleared_because == "no longer applies"
+    assert training.lasting_and_cleared()[0].cleared_because == "no longer applies"
 
 
 def test_nccl_errors_come_from_incidents(training: WatchedHome) -> None:
@@ -123,7 +125,7 @@ def test_nccl_errors_come_from_incidents(training: WatchedHome) -> None:
     training.living.clear()
     training.go_on(2, COOL)
     assert training.lasting() == ["nccl_errors"]
-    assert mentions(training.all()[0].sentence, "vit-1: ", "rank 1")
+    assert mentions(training.lasting_and_cleared()[0].sentence, "vit-1: ", "rank 1")
     training.go_on(905, COOL)
     assert training.lasting() == []
 
@@ -147,5 +149,5 @@ def test_a_profile_changes_its_own_rules(training: WatchedHome) -> None:
         training.write(step, grad_norm=50.0, lr=0.002)
         training.go_on(1, COOL)
     assert training.lasting() == ["lr_off_schedule"]
-    assert "0.002" in training.all()[0].sentence
-    assert "0.001" in training.all()[0].sentence
+    assert "0.002" in training.lasting_and_cleared()[0].sentence
+    assert "0.001" in training.lasting_and_cleared()[0].sentence

@@ -25,7 +25,7 @@ from gputui.recovery.watch.rules import Observation
 from gputui.runs.executors.process import ExecutorProcess
 from gputui.store.metrics.roles import set_roles
 from gputui.store.series import GpuSample
-from tests.agent.health.watched_home import WatchedHome
+from tests.agent.health.watched_home import GPU, WatchedHome
 from tests.conftest import wait_until
 from tests.homes import GIB, SPEC, add_gpu, add_line, add_source
 from tests.tables import table
@@ -103,7 +103,7 @@ def replace_attempt(live: LiveAttempt, number: int) -> LiveAttempt:
 
 def gpu_sample(gigabytes: int | None) -> GpuSample:
     used = None if gigabytes is None else gigabytes * GIB
-    return GpuSample("GPU-a", memory_used_bytes=used, utilization_percent=50.0)
+    return GpuSample(GPU, memory_used_bytes=used, utilization_percent=50.0)
 
 
 @pytest.mark.parametrize(("lines", "policy", "observed", "requested"), [
@@ -166,7 +166,7 @@ def test_an_attempt_that_waits_for_a_lost_gpu_is_ended(
     home.begin(STANDARD)
     home.lines({"step": int(home.uptime)})
     home.look()
-    rows = [(home.now + place, "GPU-a", *event) for place, event in enumerate(events)]
+    rows = [(home.now + place, GPU, *event) for place, event in enumerate(events)]
     home.connection.executemany("INSERT INTO gpu_events (at, uuid, event, code) VALUES (?, ?, ?, ?)", rows)
     for looks in range(18):
         home.look()

@@ -1,4 +1,4 @@
-"""A home with one GPU, and the agent's part that watches it: samples and lines by hand, alerts as rows."""
+"""A home with one watched GPU: samples and lines by hand, alerts as rows."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from gputui.runs.executors.process import ExecutorProcess
 from gputui.store import alerts
 from gputui.store.alerts import AlertView
 from gputui.store.metrics.watched import WatchedLine
-from gputui.store.rows import update
 from gputui.store.series import GpuSample, HostSample
-from tests.homes import GIB, SPEC, Home, attempt_of
+from tests.homes import GIB, SPEC, Home, attempt_of, uuid
 
-FACTS = GpuFacts("GPU-a", 0, "x", memory_total_bytes=80 * GIB, temperature_slowdown_celsius=90.0)
+GPU = uuid(0)
+FACTS = GpuFacts(GPU, 0, "x", memory_total_bytes=80 * GIB, temperature_slowdown_celsius=90.0)
 
 
 class WatchedHome(Home):
-    """A home whose GPU is ``GPU-a``."""
+    """A home whose only GPU is `GPU`."""
 
     def __init__(self, workspace: Workspace) -> None:
         super().__init__(workspace)
@@ -47,10 +47,8 @@ class WatchedHome(Home):
 
     def train(self) -> None:
         """Begin a run, ``vit-1``."""
-        self.gpus(1)
         self.run("vit-1", "running", gpus=(0,), params={"lr": 0.001})
         self.attempt("vit-1", 1, gpus=(0,))
-        update(self.connection, "attempts", {"run_id": "vit-1"}, gpus='["GPU-a"]')
         executor = ExecutorProcess(identity=None, folder=self.workspace.runs, kind=self.services.executors.of(None))
         resolved = ResolvedRun(SPEC, POLICIES["standard"], BY_LOOK)
         self.living.append(LiveAttempt(attempt_of(self.connection, 1, "vit-1"), executor, resolved))
@@ -76,7 +74,7 @@ class WatchedHome(Home):
     def lasting(self) -> list[str]:
         return [view.rule for view in alerts.lasting(self.connection)]
 
-    def all(self) -> list[AlertView]:
+    def lasting_and_cleared(self) -> list[AlertView]:
         return [*alerts.lasting(self.connection), *alerts.cleared(self.connection, 100)]
 
     def events(self) -> list[str]:
