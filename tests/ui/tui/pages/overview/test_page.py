@@ -156,7 +156,7 @@ async def test_why_there_is_no_gpu_is_whole_at_every_width(home: Home, make_app:
     async with app.run_test(size=(100, 30)) as pilot:
         for width in range(80, 128):
             await pilot.resize_terminal(width, 30)
-            await wait_for(pilot, lambda width=width: app.size.width == overview(app).gpus.size.width == width)
+            await wait_for(pilot, lambda width=width: app.size.width == overview(app).panes.gpus.size.width == width)
             assert "gputui --demo" in " ".join(text(app, "gpus").replace("│", " ").split()), width
 
 
