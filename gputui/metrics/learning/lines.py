@@ -12,30 +12,26 @@ from collections.abc import Mapping, Sequence
 from msgspec.structs import replace
 
 from gputui.core.text import SEQUENCE
-from gputui.core.training_log import MAX_STEP
 from gputui.metrics.contract import Parsed, ParsedLine, parse_values
 from gputui.metrics.epochs import EpochCount
 from gputui.metrics.learning.evidence import LogSoFar
 from gputui.metrics.learning.learned_state import LearnedState, Running
 from gputui.metrics.learning.learner import Learner
-from gputui.metrics.learning.positions import ContinuedCount, Position
-from gputui.metrics.learning.shapes import Counters, LearnedShape, ShapeReader
+from gputui.metrics.learning.shapes import LearnedShape, ShapeReader
+from gputui.metrics.learning.step_finder import EPOCH, ReadShapes, StepFinder
 from gputui.metrics.learning.whole_lines import MAX_CHARACTERS, WholeLines, split_bar, split_prefix
-from gputui.metrics.learning.words import HELD_OUT
 from gputui.metrics.line_format import LineFormat
 from gputui.metrics.printed import CUT_OFF
 
-MAX_SHAPES = 32
+MAX_SHAPES = 32  # each line is tried with all of them; a program prints some ten
 # The newest steps whose names are not stored again: other ranks print them too, and bars are redrawn.
 _RECENT_STEPS = 2
-# A place this near to its total was the end of an epoch.
-_END_OF_EPOCH = 0.75
 
 _MAX_BYTES_OF_CHARACTER = 4
 _BACKSPACES = re.compile("\x08+")
-_EPOCH = "epoch"
+# The digits, but for zeros behind them, of a number of steps that people choose between two lines.
 _ROUND = ("1", "2", "25", "5")
-_LEAST_BATCH = 2
+_LEAST_BATCH = 2  # with batches of one, samples are steps
 _SHARE = re.compile(r"\d+/\d+ \(\s*\d+(?:\.\d+)?%\)")
 # tqdm.write overwrites its bar with blanks, writes, and draws it again.
 _CLEARED = " " * 10
@@ -51,8 +47,6 @@ class LearnedLines(LineFormat):
         _has_news: a shape was learned whose earlier lines were passed over.
         _learned: what `learned` has returned, None once a line has changed it.
         _running: the place in the output, for the next line.
-        _steps: the steps of the lines with a metric.
-        _headers: the epochs of the lines that only count.
     """
 
     breaks_at_return = True
@@ -74,9 +68,8 @@ class LearnedLines(LineFormat):
         self._running = replace(running, recent={**running.recent}, ranks={**running.ranks})
         self._whole_lines = WholeLines(running.records)
         self._learner = Learner(learned.learning)
-        self._steps = ContinuedCount(running.steps)
-        self._headers = ContinuedCount(running.headers)
         self._shapes = ReadShapes({scale: EpochCount.of_state(state) for scale, state in running.counts.items()})
+        self._steps = StepFinder(self._shapes, self._running, batch_size)
         for index, shape in enumerate(learned.shapes):
             position: Sequence[int | None] = ()
             if running.positions:
@@ -86,16 +79,7 @@ class LearnedLines(LineFormat):
     @property
     def learned(self) -> LearnedState:
         if self._learned is None:
-            running = replace(
-                self._running,
-                recent={place: [*names] for place, names in self._running.recent.items()},
-                ranks={**self._running.ranks},
-                steps=self._steps.state,
-                headers=self._headers.state,
-                positions=tuple(position.state for position in self._shapes.positions),
-                counts={scale: count.state for scale, count in self._shapes.counts.items()},
-                records=self._whole_lines.state,
-            )
+            running = replace(self._steps.state, records=self._whole_lines.state)
             self._learned = LearnedState(self._shapes.learned, running, self._learner.learning, self._earlier_counts)
         return self._learned
 
@@ -105,7 +89,7 @@ class LearnedLines(LineFormat):
 
     @property
     def has_news(self) -> bool:
-        return self._has_news
+        return self._has_news or self._steps.is_corrected
 
     def restarted(self) -> LearnedLines:
         counts = self._earlier_counts
@@ -213,48 +197,25 @@ class LearnedLines(LineFormat):
             rank = counters.rank
         if not self._is_first_rank(index, rank):
             return None
-        step = self._step(index, counters)
+        step = self._steps.step(index, counters)
         if reader.is_source:
             return None
         self._running.part = reader.shape.part
         if step is None:
             return None
         if reader.shape.lacks_step:
-            step = self._behind_training(index, step)
-        values = self._new_values(self._place_key(index, step, counters), reader.values(match))
+            step = self._steps.behind_training(index, step)
+        values = self._new_values(self._steps.place_key(index, step, counters), reader.values(match))
         if not values:
             return None
         record: dict[str, int | float] = {"step": step}
-        epoch = self._epoch_of(reader.shape, counters)
-        total = self._total_steps(index, counters)
+        epoch = self._steps.epoch(reader.shape, counters)
+        total = self._steps.total_steps(index, counters)
         if epoch is not None:
-            record[_EPOCH] = epoch
+            record[EPOCH] = epoch
         if total is not None and step <= total:
             record["total_steps"] = total
         return parse_values(record | values)
-
-    def _behind_training(self, index: int, step: int) -> int:
-        """The step of a line without one of its own: where the training has made all its steps, and such a line was
-        there at the last, a bar with fewer steps is that of another training behind it."""
-        shape = self._shapes.readers[index].shape
-        position = self._shapes.positions[index]
-        nested = self._running.nested
-        is_over = step == self._running.total and position.summarised is not None and position.summarised >= step
-        is_held_out = any(part in name for name in shape.names for part in HELD_OUT)
-        if nested is not None and is_over and not is_held_out:
-            step += nested
-        position.summarised = step
-        return step
-
-    def _place_key(self, index: int, step: int, counters: Counters) -> str:
-        """A step, with its place in the epoch where several places are one step. A line without a place is at the
-        newest one."""
-        if counters.step is not None and self._shapes.positions[index].is_converted:
-            return f"{step} {counters.epoch} {counters.step}"
-        newest = next(reversed(self._running.recent), "")
-        if newest.startswith(f"{step} "):
-            return newest
-        return f"{step}"
 
     def _new_values(self, place: str, values: Mapping[str, int | float]) -> dict[str, int | float]:
         """The values of a line without those of names that have one at its place already; none if only an epoch is
@@ -263,8 +224,8 @@ class LearnedLines(LineFormat):
         names = recent.setdefault(place, [])
         while len(recent) > _RECENT_STEPS:
             del recent[next(iter(recent))]
-        new = {name: value for name, value in values.items() if name == _EPOCH or name not in names}
-        if not new.keys() - {_EPOCH}:
+        new = {name: value for name, value in values.items() if name == EPOCH or name not in names}
+        if not new.keys() - {EPOCH}:
             return {}
         names += new
         return new
@@ -276,159 +237,6 @@ class LearnedLines(LineFormat):
         lowest = self._running.ranks[index] = min(rank, self._running.ranks.get(index, rank))
         return rank == lowest
 
-    def _step(self, index: int, counters: Counters) -> int | None:
-        """The step of a line, and what its counters say of the lines behind it."""
-        shape = self._shapes.readers[index].shape
-        if shape.is_held_out:
-            if counters.step == counters.step_total:
-                return self._running.newest
-            return None
-        if counters.step is not None:
-            step = self._place(index, counters)
-            if step is not None and not (self._shapes.readers[index].is_source and self._shapes.has_steps):
-                self._running.newest = step
-                self._running.total = None
-                if counters.epoch is None and not shape.restarts:
-                    self._running.total = self._total_steps(index, counters)
-            return step
-        if counters.epoch is None:
-            if self._shapes.counts_steps:
-                return self._running.newest
-            return self._running.counted_epoch
-        if self._shapes.readers[index].is_source:
-            self._note_header(self._shapes.positions[index], counters)
-            return None
-        return self._step_of_epoch(index, counters.epoch, counters.epoch_total)
-
-    def _place(self, index: int, counters: Counters) -> int | None:
-        """The step of a line with a place: 120 of ``Epoch 2 [20/100]``."""
-        shape = self._shapes.readers[index].shape
-        position = self._shapes.positions[index]
-        if shape.counts_samples and self._batch_size is not None:
-            counters = counters.in_batches(self._batch_size)
-        place = counters.step
-        total = counters.step_total
-        assert place is not None
-        is_nameless = counters.epoch is None and not shape.restarts
-        was_at_end = total is not None and (position.place or 0) >= _END_OF_EPOCH * total
-        if is_nameless and was_at_end and position.has_restarted(place, total):
-            self._shapes.readers[index] = ShapeReader(replace(shape, restarts=True))
-            self._has_news = True
-        step = position.step(counters, self._running.counted_epoch, restarts=shape.restarts, may_nest=shape.may_nest)
-        self._running.nested = place if step is None else None
-        if step is None or step > MAX_STEP:
-            return None
-        is_end = place == total and counters.epoch == counters.epoch_total
-        step = self._steps.count(position, step, is_end=is_end, repeats=self._repeats(position, shape))
-        if step <= MAX_STEP:
-            return step
-        return None
-
-    def _step_of_epoch(self, index: int, epoch: int, epochs: int | None) -> int | None:
-        """The step of a line that has only an epoch: the newest, of which it is a summary. Where no step was made since
-        the last such line, the epochs are a training of their own behind it."""
-        shape = self._shapes.readers[index].shape
-        position = self._shapes.positions[index]
-        newest = self._running.newest
-        if not self._shapes.counts_steps or newest is None:
-            step = self._steps.count(position, epoch, is_end=epoch == epochs, repeats=self._repeats(position, shape))
-            if step <= MAX_STEP:
-                return step
-            return None
-        if position.summarised is None:
-            newest += shape.is_apart
-        elif position.summarised == newest and epoch != position.last:
-            newest += max(1, epoch - (position.last or 0))
-        if newest > MAX_STEP:
-            return None
-        position.last = epoch
-        position.summarised = newest
-        self._running.newest = newest
-        self._steps.highest = max(newest, self._steps.highest or 0)
-        return newest
-
-    def _note_header(self, position: Position, counters: Counters) -> None:
-        """Note the epoch of the lines below."""
-        epoch = counters.epoch
-        epochs = counters.epoch_total
-        assert epoch is not None
-        self._headers.count(position, epoch, is_end=epoch == epochs)
-        self._running.epoch = epoch
-        self._running.epochs = epochs
-        self._running.epochs_before = position.base
-
-    def _repeats(self, position: Position, shape: LearnedShape) -> bool:
-        """Return whether a line just before the first one of a shape had a metric of it."""
-        return position.last is None and any(
-            name in names for names in self._running.recent.values() for name in shape.names if name != _EPOCH
-        )
-
-    def _epoch_of(self, shape: LearnedShape, counters: Counters) -> int | None:
-        """The epoch that a line names, or a header before it if its lines are of epochs."""
-        has_own_step = counters.step is not None and not shape.restarts
-        if counters.epoch is not None or has_own_step or (counters.step is None and self._shapes.counts_steps):
-            return counters.epoch
-        return self._running.epoch
-
-    def _total_steps(self, index: int, counters: Counters) -> int | None:
-        """The steps of the run at the end of the training of a line, as far as it is known."""
-        shape = self._shapes.readers[index].shape
-        position = self._shapes.positions[index]
-        if shape.is_held_out:
-            return None
-        if counters.step is None and self._shapes.counts_steps:
-            return self._running.total
-        epochs = counters.epoch_total
-        if counters.epoch is None and self._running.epochs is not None:
-            epochs = self._running.epochs_before + self._running.epochs
-        if counters.step is None:
-            total = epochs
-        elif counters.epoch is None and not shape.restarts:
-            total = counters.step_total
-        else:
-            total = _steps_of(epochs, position)
-        if total is None:
-            return None
-        return position.base + total
-
-
-class ReadShapes:
-    """The shapes whose lines are read, and what they mean together.
-
-    Attributes:
-        readers: one for each shape.
-        positions: where the lines of each shape are, in the order of the readers.
-        counts: the epochs that shapes which count alike have, by `LearnedShape.scale`.
-        has_metrics: some shape has lines with values.
-        has_steps: some shape of these has lines with a step.
-        counts_steps: some shape, with values or without, has lines with a step.
-        has_bar: some shape has lines with a step and without values.
-    """
-
-    def __init__(self, counts: dict[str, EpochCount]) -> None:
-        self.readers: list[ShapeReader] = []
-        self.positions: list[Position] = []
-        self.counts = counts
-        self.has_metrics = False
-        self.has_steps = False
-        self.counts_steps = False
-        self.has_bar = False
-
-    @property
-    def learned(self) -> tuple[LearnedShape, ...]:
-        return tuple(reader.shape for reader in self.readers)
-
-    def add(self, shape: LearnedShape, position: Sequence[int | None]) -> None:
-        """Read the lines of one more shape, from a position on."""
-        self.readers.append(ShapeReader(shape))
-        self.positions.append(Position(self.counts.setdefault(shape.scale, EpochCount()), position))
-        shapes = self.learned
-        with_step = [shape for shape in shapes if shape.has("step") and not shape.is_held_out]
-        self.has_metrics = any(not shape.is_source for shape in shapes)
-        self.has_steps = any(not shape.is_source for shape in with_step)
-        self.counts_steps = bool(with_step)
-        self.has_bar = any(shape.is_source for shape in with_step)
-
 
 def _together(bar: Parsed, line: Parsed) -> Parsed:
     """The record of a bar and of the line behind it; that of the line, if it has another step."""
@@ -439,14 +247,6 @@ def _together(bar: Parsed, line: Parsed) -> Parsed:
     if bar.step != line.step:
         return line
     return parse_values({**bar.values, **line.values})
-
-
-def _steps_of(epochs: int | None, position: Position) -> int | None:
-    """The steps of so many epochs."""
-    # Whether the last of epochs from 0 is the total, or the one before it, is unknown.
-    if epochs is None or not position.count.length or position.count.first == 0:
-        return None
-    return epochs * position.count.length
 
 
 def _text(line: bytes) -> str:
