@@ -117,45 +117,46 @@ def attempts_of(
     rounds: list[SimulatedAttempt] = []
     now = situation
     for _ in range(min(times, MOST_ATTEMPTS)):
-        is_refused = refuses and bool(now.history) and bool(now.history[-1].replaced)
-        incident_kind = kind
-        ran_seconds = ATTEMPT_SECONDS
-        gained = 0
-        step: int | None = now.fails_at
-        if is_refused:
-            incident_kind = "user_exception"
-            ran_seconds = 0.0
-            step = None
-            now = replace(now, checkpoints=_doubted(now))
-        elif progress:
-            gained = now.every
-        usable = [info for info in now.checkpoints if info.valid][: policy.checkpoints_wanted]
-        passed_over = [info for info in now.checkpoints if not info.valid]
+        incident = _incident(kind, now.fails_at)
         reached = AttemptReach(
-            last_step=step,
-            best_step_before=now.best_step_before,
-            ran_seconds=ran_seconds,
+            last_step=now.fails_at, best_step_before=now.best_step_before, ran_seconds=ATTEMPT_SECONDS
         )
-        failed = FailedAttempt(
-            run_id=now.spec.name,
-            number=now.attempt,
-            incident=Incident(
-                incident_kind, 0, step, summary=KINDS[incident_kind].title, fingerprint=incident_kind, evidence_lines=()
-            ),
-            reach=reached,
-            spec=now.spec,
-            params=now.params,
-            policy=policy,
-            history=now.history,
-            checkpoints=[*usable, *passed_over],
-            machine=MachineContext(now.gpus),
-        )
-        plan = decide(failed)
-        rounds.append(SimulatedAttempt(now.attempt, step, incident_kind, dict(now.params), plan))
+        gained = now.every if progress else 0
+        is_refused = refuses and bool(now.history) and bool(now.history[-1].replaced)
+        if is_refused:
+            incident = _incident("user_exception", None)
+            reached = AttemptReach(last_step=None, best_step_before=now.best_step_before, ran_seconds=0.0)
+            gained = 0
+            now = replace(now, checkpoints=_doubted(now))
+        plan = decide(_failed_attempt(now, incident, reached, policy))
+        rounds.append(SimulatedAttempt(now.attempt, incident.step, incident.kind, dict(now.params), plan))
         if plan.verdict == "stop":
             break
-        now = _next(now, incident_kind, reached, plan, gained)
+        now = _next(now, incident.kind, reached, plan, gained)
     return rounds
+
+
+def _incident(kind: str, step: int | None) -> Incident:
+    """An incident of rank 0 at a step, None before the first."""
+    return Incident(kind, 0, step, summary=KINDS[kind].title, fingerprint=kind, evidence_lines=())
+
+
+def _failed_attempt(now: Situation, incident: Incident, reached: AttemptReach, policy: Policy) -> FailedAttempt:
+    """The input of the decision after an attempt."""
+    usable = [info for info in now.checkpoints if info.valid][: policy.checkpoints_wanted]
+    passed_over = [info for info in now.checkpoints if not info.valid]
+    return FailedAttempt(
+        run_id=now.spec.name,
+        number=now.attempt,
+        incident=incident,
+        reach=reached,
+        spec=now.spec,
+        params=now.params,
+        policy=policy,
+        history=now.history,
+        checkpoints=[*usable, *passed_over],
+        machine=MachineContext(now.gpus),
+    )
 
 
 def _doubted(now: Situation) -> tuple[CheckpointInfo, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Mapping, Sequence
 from itertools import groupby
@@ -298,43 +299,48 @@ def _end_sentence(run: Run, attempt: Attempt, transitions: Sequence[TransitionVi
     """The end of an attempt without an incident; "" while it lives."""
     record = attempt.exit or {}
     if isinstance(early := record.get("short_of"), list):
-        return f"It ended by itself, with exit code 0, at step {early[0]} of {early[1]}."
-    if attempt.state != "stopped" and not attempt.stop_requested:
-        if attempt.state != "succeeded":
-            return ""
-        remarks = record.get("remarks")
-        if isinstance(remarks, list):
-            return f"It succeeded, but {'; '.join(map(str, remarks))}."
-        return "It succeeded."
+        last_step, total_steps = early
+        return f"It ended by itself, with exit code 0, at step {last_step} of {total_steps}."
+    if attempt.state == "stopped" or attempt.stop_requested:
+        return _stop_sentence(run, attempt, transitions)
+    if attempt.state != "succeeded":
+        return ""
+    remarks = record.get("remarks")
+    if isinstance(remarks, list):
+        return f"It succeeded, but {'; '.join(map(str, remarks))}."
+    return "It succeeded."
+
+
+def _stop_sentence(run: Run, attempt: Attempt, transitions: Sequence[TransitionView]) -> str:
+    """Who or what stopped an attempt, and how."""
     if attempt.stop_requested == PHASE_OVER:
         if attempt.ended_at is None:
             return "Its phase of the profile is over."
         return "Its phase of the profile ended."
     if attempt.stop_requested == TIME_OVER:
         return "Its time limit was over: gputui asked it to stop."
-    end = float("inf")
-    if attempt.ended_at is not None:
-        end = attempt.ended_at
-    request = next(
-        (
-            move
-            for move in transitions
-            if move.to_state in (RunState.STOPPING, RunState.STOPPED)
-            and move.actor != AGENT
-            and attempt.created_at <= move.at <= end
-        ),
-        None,
-    )
-    if request is not None and run.study_id is not None and request.actor == f"study {run.study_id}":
-        return f"Its study ended it as planned: {request.cause}."
+    stop = _stop_by_others(attempt, transitions)
+    if stop is not None and run.study_id is not None and stop.actor == f"study {run.study_id}":
+        return f"Its study ended it as planned: {stop.cause}."
     # A user's name is not capitalized, even at the beginning of a sentence.
-    who = "A person" if request is None else request.actor
+    who = "A person" if stop is None else stop.actor
     if attempt.ended_at is None:
         return f"{who} asked it to stop."
     if attempt.stop_requested == KILL:
         return f"{who} had it killed at once."
-    how = "it had to be killed" if record.get("forced") is True else "it did"
+    is_forced = (attempt.exit or {}).get("forced") is True
+    how = "it had to be killed" if is_forced else "it did"
     return f"{who} asked it to stop, and {how}."
+
+
+def _stop_by_others(attempt: Attempt, transitions: Sequence[TransitionView]) -> TransitionView | None:
+    """The first move to a stop in the life of an attempt that the agent did not make itself."""
+    ended_at = math.inf if attempt.ended_at is None else attempt.ended_at
+    for move in transitions:
+        is_stop = move.to_state in (RunState.STOPPING, RunState.STOPPED)
+        if is_stop and move.actor != AGENT and attempt.created_at <= move.at <= ended_at:
+            return move
+    return None
 
 
 def _state_sentence(run: Run, attempts: Sequence[Attempt], now: float, is_explained: bool) -> str:

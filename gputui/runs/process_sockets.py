@@ -15,10 +15,6 @@ from typing import NamedTuple
 #
 #   sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode
 #    0: 0100007F:1F90 0100007F:D431 01 00000000:00000000 00:00000000 00000000  1000        0 48213 …
-_LOCAL = 1
-_REMOTE = 2
-_STATE = 3
-_INODE = 9
 _FILES = ("tcp", "tcp6", "udp", "udp6")
 _ESTABLISHED = "01"
 _LISTENING = "0A"
@@ -102,10 +98,10 @@ def read_sockets() -> dict[int, Socket]:
     for name in _FILES:
         with contextlib.suppress(OSError):
             for line in Path("/proc/net", name).read_text("ascii").splitlines()[1:]:
-                fields = line.split()
-                ends = SocketEnd.parse(fields[_LOCAL]), SocketEnd.parse(fields[_REMOTE])
-                inode = int(fields[_INODE])
-                sockets[inode] = Socket(*ends, fields[_STATE], inode, moved.get(inode))
+                _, local, remote, state, _, _, _, _, _, column, *_ = line.split()
+                inode = int(column)
+                ends = SocketEnd.parse(local), SocketEnd.parse(remote)
+                sockets[inode] = Socket(*ends, state, inode, moved.get(inode))
     return sockets
 
 
@@ -188,14 +184,16 @@ def outside(sockets: Sequence[Socket], run_sockets: Iterable[Socket]) -> list[So
     run_sockets = tuple(run_sockets)
     own_ports = {connection.local.port for connection in run_sockets}
     served_ports = {connection.local.port for connection in run_sockets if connection.state == _LISTENING}
-    # The connection to a dead rank, whose port is nobody's any more, is half closed.
+
+    def leads_away(connection: Socket) -> bool:
+        if not connection.stays_on_machine:
+            return True
+        # The connection to a dead rank, whose port is nobody's any more, is half closed.
+        return connection.state == _ESTABLISHED and connection.remote.port not in own_ports
+
     return [
         connection
         for connection in sockets
-        if connection.is_connected
-        and connection.local.port not in served_ports
-        and (
-            not connection.stays_on_machine
-            or (connection.remote.port not in own_ports and connection.state == _ESTABLISHED)
-        )
+        if connection.is_connected and connection.local.port not in served_ports
+        if leads_away(connection)
     ]

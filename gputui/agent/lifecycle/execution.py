@@ -7,6 +7,7 @@ A run counts as running once its metrics have a step, or its command has lived f
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,9 @@ from gputui.core import units
 from gputui.metrics.ingest import IngestReport
 from gputui.runs import repository
 from gputui.runs.foreign_json import time_in
+from gputui.runs.identity import ProcessIdentity
 from gputui.store import placements
-from gputui.store.attempts import get_attempt
+from gputui.store.attempts import Attempt, get_attempt
 from gputui.store.events import NewEvent, add_event, has_event, last_kind
 from gputui.store.metrics.step_lines import StepLines
 from gputui.store.placements import PlacementView
@@ -222,29 +224,19 @@ def sweep(
     # Finish reading first, and await the sample: scanning for processes is expensive.
     if phase.is_reading_rest and not finish_reading():
         return phase
-    has_ended = phase.ended_at is not None
-    if has_ended and record.gpus and not _gpus_were_sampled(phase.ended_at or 0.0, phase.ended_clock, context):
+    if phase.ended_at is not None and not _gpus_were_sampled(record, phase, context):
         return phase
-    folder = attempt_dir(context.workspace, record.run_id, record.number)
-    exit_record: dict[str, Any] | None = read_executor_record(folder / "exit.json")
+    exit_record = read_executor_record(attempt_dir(context.workspace, record.run_id, record.number) / "exit.json")
     attempt.executor.release()
     run_dir = context.workspace.run_dir(record.run_id)
     leftovers = attempt.executor.kind.processes(context.scanner.scan(), run_dir, record)
     identities = [process.identity for process in leftovers]
-    # The executor has already sent SIGKILL to its survivors.
-    survivors = (exit_record or {}).get("survivors")
-    given_up = survivors if isinstance(survivors, list) else []
-    is_left = any(process.pid not in given_up for process in identities)
-    if is_left:
-        attempt.seen_at = context.now()
-    if is_left and not phase.end_leftovers(identities, context.monotonic()):
-        pids = ", ".join(str(identity.pid) for identity in identities[:_MOST_NAMED])
-        phase.awaits = f"for processes to end that its command left ({pids})"
+    if not _are_over(attempt, phase, identities, exit_record, context):
         return phase
     if phase.ended_at is None:
         phase.ended_at = context.now()
         phase.ended_clock = context.monotonic()
-    if record.gpus and not _gpus_were_sampled(phase.ended_at, phase.ended_clock, context):
+    if not _gpus_were_sampled(record, phase, context):
         phase.awaits = "for a reading of its GPUs"
         return phase
     # No process can write more now.
@@ -259,16 +251,38 @@ def sweep(
     return begin_postmortem(phase, task, context)
 
 
-def _gpus_were_sampled(ended_at: float, ended_clock: float, context: AgentContext) -> bool:
-    """Return whether the GPUs were sampled after the last process ended (UTC unix seconds, and monotonic), or
+def _are_over(
+    attempt: LiveAttempt,
+    phase: Sweeping,
+    leftovers: list[ProcessIdentity],
+    exit_record: Mapping[str, Any] | None,
+    context: AgentContext,
+) -> bool:
+    """End the processes that the command left; return whether none is left, or only what cannot be killed."""
+    # The executor has already sent SIGKILL to its survivors.
+    survivors = (exit_record or {}).get("survivors")
+    given_up = survivors if isinstance(survivors, list) else []
+    if all(process.pid in given_up for process in leftovers):
+        return True
+    attempt.seen_at = context.now()
+    if phase.end_leftovers(leftovers, context.monotonic()):
+        return True
+    pids = ", ".join(str(process.pid) for process in leftovers[:_MOST_NAMED])
+    phase.awaits = f"for processes to end that its command left ({pids})"
+    return False
+
+
+def _gpus_were_sampled(record: Attempt, phase: Sweeping, context: AgentContext) -> bool:
+    """Return whether the attempt's GPUs, if it has any, were sampled after its last process ended, or
     READING_SECONDS have passed because the driver hangs.
 
     A GPU that was lost together with the attempt is its cause, and the scheduler must see the memory that is
     free again.
     """
+    if not record.gpus or context.monotonic() - phase.ended_clock >= READING_SECONDS:
+        return True
     # A sample from the future was taken before the clock was set back.
-    were_sampled = ended_at < context.recorder.fast_at <= context.now()
-    return were_sampled or context.monotonic() - ended_clock >= READING_SECONDS
+    return phase.ended_at is not None and phase.ended_at < context.recorder.fast_at <= context.now()
 
 
 def read_rest(context: AgentContext, run_id: str, budget_seconds: float) -> IngestReport:

@@ -196,7 +196,7 @@ class Supervisor:
         sqlite3.OperationalError, or at once if the database is locked.
         """
         self._adopt_attempts()
-        first: sqlite3.OperationalError | None = None
+        first_error: sqlite3.OperationalError | None = None
         # All attempts that end in this turn share one budget.
         seconds = 0.0 if self.context.janitor.is_log_late else READ_SECONDS
         read_until = self.context.monotonic() + seconds
@@ -208,11 +208,11 @@ class Supervisor:
         for waiting in (self.unstepped_ends, self.unstepped):
             while waiting:
                 error = self._step_alone(waiting.pop(), read_until)
-                first = first or error
+                first_error = first_error or error
                 if self.context.budget.is_spent():
                     break
-        if first is not None:
-            raise first
+        if first_error is not None:
+            raise first_error
 
     def _step_alone(self, run_id: str, read_until: float) -> sqlite3.OperationalError | None:
         """Step one attempt; a failed write of the database is returned. Raises
@@ -300,7 +300,8 @@ class Supervisor:
                 continue
             following = run_files.next_phase(self.context.connection, spec, live.record)
             if following is not None:
-                why = f"phase {following[0]} of {len(spec.phases)} begins"
+                phase_number, _ = following
+                why = f"phase {phase_number} of {len(spec.phases)} begins"
                 with repository.transaction(self.context.connection):
                     self.note_stop(run, intent=PHASE_OVER, actor="agent", at_once=False, reason=why)
                 self.signal_stop(run.run_id, at_once=False)
@@ -326,7 +327,9 @@ class Supervisor:
         """Monotonic time of the next timed action; infinite if there is none."""
         now = self.context.monotonic()
         is_reading = self.is_reading_rest() and not self.context.janitor.is_log_late
-        if self.unstepped or self.unstepped_ends or self.has_more_to_start or self.health.waiting or is_reading:
+        # What the last turn had no time for.
+        is_behind = self.unstepped or self.unstepped_ends or self.has_more_to_start or self.health.waiting
+        if is_behind or is_reading:
             return now
         has_leftovers = any(phase.since is not None for phase in self._sweeping())
         sweeping_due = now + LEFTOVERS_SECONDS if has_leftovers else math.inf
@@ -341,15 +344,11 @@ class Supervisor:
 
     def is_busy(self) -> bool:
         """Return whether a run needs an agent."""
-        return bool(
-            active_run_count(self.context.connection)
-            or self.attempts
-            or self.holds.entries
-            or self.retention.noted
-            or self.context.jobs.is_busy
-            or notices.is_owing(self.context.connection)
-            or self.context.janitor.has_lines
-        )
+        context = self.context
+        has_work = self.attempts or self.holds.entries or self.retention.noted
+        if has_work or context.jobs.is_busy or context.janitor.has_lines:
+            return True
+        return active_run_count(context.connection) > 0 or notices.is_owing(context.connection)
 
     def note_stop(self, run: Run, *, intent: str, actor: str, at_once: bool, reason: str | None = None) -> RunState:
         """Store that a run is to end, in the caller's transaction; return its state then.

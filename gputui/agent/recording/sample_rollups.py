@@ -14,10 +14,11 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import groupby
+from typing import NamedTuple
 
 from gputui.machine.schedule import SLOW_SECONDS
 from gputui.store import samples
-from gputui.store.attempts import consumed_joules, energy_between, fellows, own_seconds
+from gputui.store.attempts import FellowStay, consumed_joules, energy_between, fellows, own_seconds
 from gputui.store.rollups import GPU_KEPT, HOST_KEPT, HOUR, MEMORY_TEMPERATURE, MINUTE, names, summary
 from gputui.store.samples import Row
 from gputui.store.series import GPU, HOST, HOST_ID, SLOW
@@ -164,6 +165,48 @@ def add_energy_readings(connection: sqlite3.Connection, now: float) -> None:
             _count_readings(connection, (run_id, number, uuid), began, ended, now)
 
 
+class _Stay(NamedTuple):
+    """The stay of an attempt on a GPU (UTC unix seconds).
+
+    Attributes:
+        ended: None while the attempt lives.
+        others: the runs that used the GPU meanwhile.
+    """
+
+    began: float
+    ended: float | None
+    others: Sequence[FellowStay]
+
+
+class _EnergySum(NamedTuple):
+    """The energy of an attempt on one GPU, as far as its counter is read.
+
+    Attributes:
+        counted_to: the time of the newest counted reading (UTC unix seconds).
+        counter: the counter's joules then; None before the first reading.
+        energy: the joules of the attempt; None if there are none to tell.
+    """
+
+    counted_to: float
+    counter: float | None = None
+    energy: float | None = None
+
+    def with_reading(self, at: float, joules: float, stay: _Stay) -> _EnergySum:
+        """The sum with the next reading of the counter."""
+        energy = self.energy
+        if self.counter is not None:
+            begin = max(self.counted_to, stay.began)
+            end = at if stay.ended is None else min(at, stay.ended)
+            distance = at - self.counted_to
+            is_border = end - begin < distance
+            is_unknown = is_border and distance > BORDER_SECONDS
+            if end > begin and not is_unknown:
+                share = own_seconds(begin, end, stay.others) / distance
+                consumed = consumed_joules((self.counted_to, self.counter), (at, joules))
+                energy = (energy or 0.0) + consumed * share
+        return _EnergySum(at, joules, energy)
+
+
 def _count_readings(
     connection: sqlite3.Connection, key: tuple[str, int, str], began: float, ended: float | None, now: float
 ) -> None:
@@ -175,38 +218,28 @@ def _count_readings(
         "WHERE run_id = ? AND attempt = ? AND gpu_uuid = ?",
         key,
     ).fetchone()
-    if row is not None and row[3]:
-        return
-    # UTC unix seconds, and the counter's joules then.
-    counted_to = began - BORDER_SECONDS
-    counter = None
-    energy = None
+    counted = _EnergySum(began - BORDER_SECONDS)
     if row is not None:
-        counted_to, counter, energy = row[:3]
+        *stored, is_settled = row
+        if is_settled:
+            return
+        counted = _EnergySum(*stored)
     last = now if ended is None else ended + BORDER_SECONDS
-    readings, reached = _readings(connection, uuid, counted_to, last)
-    others = fellows(connection, run_id, number)
+    readings, reached = _readings(connection, uuid, counted.counted_to, last)
+    stay = _Stay(began, ended, fellows(connection, run_id, number))
     for at, joules in readings:
-        if counter is not None:
-            begin = max(counted_to, began)
-            end = at if ended is None else min(at, ended)
-            is_border = end - begin < at - counted_to
-            if end > begin and not (is_border and at - counted_to > BORDER_SECONDS):
-                share = own_seconds(begin, end, others) / (at - counted_to)
-                energy = (energy or 0.0) + consumed_joules((counted_to, counter), (at, joules)) * share
-        counted_to = at
-        counter = joules
+        counted = counted.with_reading(at, joules, stay)
         if ended is not None and at >= ended:
             break
-    if counter is None:
+    if counted.counter is None:
         # A GPU without a counter is not scanned again: no reading with an earlier time can follow.
-        counted_to = max(counted_to, last - BORDER_SECONDS)
+        counted = counted._replace(counted_to=max(counted.counted_to, last - BORDER_SECONDS))
     is_read_out = reached > last and now > last
-    is_settled = ended is not None and (counted_to >= ended or is_read_out)
+    is_settled = ended is not None and (counted.counted_to >= ended or is_read_out)
     connection.execute(
         "INSERT OR REPLACE INTO attempt_energy "
         "(run_id, attempt, gpu_uuid, until, counter_joules, energy_joules, settled) VALUES (?, ?, ?, ?, ?, ?, ?)",
-        (*key, counted_to, counter, energy, is_settled),
+        (*key, *counted, is_settled),
     )
 
 
@@ -219,9 +252,10 @@ def _readings(
     end = math.nextafter(last, math.inf)
     if row is None:
         return [], end
+    (gpu_id,) = row
     begin = math.nextafter(after, math.inf)
     readings = samples.between(
-        connection, SLOW, row[0], columns=("energy_joules",), times=(begin, end), limit=READINGS_AT_ONCE
+        connection, SLOW, gpu_id, columns=("energy_joules",), times=(begin, end), limit=READINGS_AT_ONCE
     )
     reached = end if len(readings) < READINGS_AT_ONCE else readings.pop()[0]
     return [(at, joules) for at, joules in readings if joules is not None], reached
