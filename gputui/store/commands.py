@@ -30,6 +30,13 @@ RESUME_SECONDS = 1800.0
 
 CommandState = Literal["pending", "done", "refused"]
 
+AgentVerb = Literal[
+    "run", "stop", "restart", "resume", "rm", "label", "set_loss", "orphans_ended",
+    "clear_gpu", "quarantine_gpu", "queue_pause", "queue_resume", "queue_move", "alert_ack", "alert_silence",
+    "study", "study_pause", "study_resume", "study_stop", "study_extend", "study_enqueue", "study_prune", "study_keep",
+]  # fmt: skip
+"""What the agent can be asked for. A client of another version may ask for more."""
+
 
 RESUME = "resume"
 """The verb that continues a run that is over."""
@@ -63,7 +70,7 @@ class CommandAnswer(Struct, frozen=True):
 
 def submit(
     connection: sqlite3.Connection,
-    verb: str,
+    verb: AgentVerb,
     run_id: str | None,
     args: Mapping[str, Any],
     actor: str,
@@ -95,7 +102,7 @@ def arguments(connection: sqlite3.Connection, command_id: int) -> dict[str, Any]
     return dict(json_mapping(row[0]))
 
 
-def patience_seconds(verb: str) -> float:
+def patience_seconds(verb: AgentVerb) -> float:
     """The time that a client waits for the answer to this verb."""
     if verb == RESUME:
         return RESUME_SECONDS

@@ -20,6 +20,7 @@ from gputui.core.units import count, metric_value
 from gputui.runs.repository import transaction
 from gputui.store import commands
 from gputui.store.attempts import alone_seconds, read_attempts
+from gputui.store.commands import AgentVerb
 from gputui.store.events import NewEvent, Severity, add_event
 from gputui.store.rows import insert, update
 from gputui.store.studies import (
@@ -192,7 +193,7 @@ class StudyWriter(Struct, frozen=True):
         """The author of its commands."""
         return _process_actor(self.study_id)
 
-    def ask(self, verb: str, run_id: str | None, arguments: Mapping[str, Any]) -> int:
+    def ask(self, verb: AgentVerb, run_id: str | None, arguments: Mapping[str, Any]) -> int:
         """Write a command for the agent; returns its ID."""
         return commands.submit(self.connection, verb, run_id, arguments, self.actor, now=self.now())
 

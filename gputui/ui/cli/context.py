@@ -23,6 +23,7 @@ from gputui.core.text import cell_width, clean, clip, clip_middle, fit
 from gputui.runs.agent_process import AgentUnreachableError, ensure_agent, read_identity, stopped_agent
 from gputui.runs.identity import actor, asker
 from gputui.store import commands
+from gputui.store.commands import AgentVerb
 from gputui.store.database import StoreError, StoreMissingError, empty_store, is_locked, open_commander, open_reader
 from gputui.store.runs import Run, find_run, read_runs
 
@@ -211,7 +212,7 @@ class Session(Struct, frozen=True):
         with exit_on(AgentUnreachableError, code=Exit.UNREACHABLE):
             ensure_agent(self.workspace, report=report_progress)
 
-    def ask(self, agent_verb: str, run_id: str | None, *, meanwhile: str = "", **args: Any) -> dict[str, Any]:
+    def ask(self, agent_verb: AgentVerb, run_id: str | None, *, meanwhile: str = "", **args: Any) -> dict[str, Any]:
         """Send a command to the agent and return the answer.
 
         Args:

@@ -16,6 +16,7 @@ from gputui.runs.identity import ProcessIdentity, is_alive
 from gputui.runs.spec import SpecError
 from gputui.runs.submission import ticket_to_renew
 from gputui.store.attempts import Attempt, get_attempt
+from gputui.store.commands import AgentVerb
 from gputui.store.run_states import RunState
 from gputui.store.runs import Run
 from gputui.ui.cli.context import CommandRefusedError, Exit, Session, fail, verb
@@ -24,7 +25,7 @@ from gputui.ui.views.run_words import stop_words
 from gputui.ui.views.snapshot import RunRow
 
 
-def answer_of(session: Session, agent_verb: str, run: Run, **args: Any) -> Answer:
+def answer_of(session: Session, agent_verb: AgentVerb, run: Run, **args: Any) -> Answer:
     """Send a command about a run to the agent. Raises CommandRefusedError."""
     result = session.ask(agent_verb, run.run_id, **args)
     passed_over = result.get("passed_over")
@@ -34,7 +35,7 @@ def answer_of(session: Session, agent_verb: str, run: Run, **args: Any) -> Answe
     return Answer(result, lines)
 
 
-def _answer(agent_verb: str, run_id: str, result: Mapping[str, Any]) -> str:
+def _answer(agent_verb: AgentVerb, run_id: str, result: Mapping[str, Any]) -> str:
     """``net-1 queued from last.pt (step 30); gputui logs net-1 -f follows it``."""
     state = result.get("state", "")
     start = ""

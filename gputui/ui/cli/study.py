@@ -13,6 +13,7 @@ import click
 
 from gputui.core import units
 from gputui.core.yaml_forms.quantities import parse_duration
+from gputui.store.commands import AgentVerb
 from gputui.store.runs import read_runs
 from gputui.store.studies import (
     StudyRecord,
@@ -203,18 +204,18 @@ def show(session: Session, study: str | None, source: bool, at: str | None, as_j
         print_table(("  TRIAL", "RUN", "STATE", "RUNG", "VALUE", "POINT", ""), rows)
 
 
-def _add_verb(name: str, effect: str) -> None:
+def _add_verb(name: str, agent_verb: AgentVerb, effect: str) -> None:
     """Add a command that only names a study."""
 
     @command.verb(name, changes=True, has_json=True, help=effect)
     @click.argument("study", shell_complete=completers.studies)
     def act(session: Session, study: str, as_json: bool) -> None:
-        _act(session, f"study_{name}", study, as_json)
+        _act(session, agent_verb, study, as_json)
 
 
-_add_verb("pause", "Begin no more trials; those that run go on.")
-_add_verb("resume", "Go on with a study that is paused or was stopped.")
-_add_verb("stop", "Stop all of its trials and end it.")
+_add_verb("pause", "study_pause", "Begin no more trials; those that run go on.")
+_add_verb("resume", "study_resume", "Go on with a study that is paused or was stopped.")
+_add_verb("stop", "study_stop", "Stop all of its trials and end it.")
 
 
 @command.verb("extend", changes=True, has_json=True)
@@ -317,11 +318,11 @@ def report(session: Session, study: str | None, out: Path | None, at: str | None
             say(line)
 
 
-def _act(session: Session, verb: str, study: str, as_json: bool, **args: Any) -> None:
+def _act(session: Session, agent_verb: AgentVerb, study: str, as_json: bool, **args: Any) -> None:
     """Send a command about a study and print the answer."""
     with closing(session.reader()) as connection:
         study_id = find_study(connection, study, only=True).study_id
-    result = session.ask(verb, None, study=study_id, **args)
+    result = session.ask(agent_verb, None, study=study_id, **args)
     print_result(result, str(result.get("text") or f"{study_id} {result.get('state')}"), as_json)
 
 

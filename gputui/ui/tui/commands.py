@@ -21,6 +21,7 @@ from gputui.core.units import bytes_text, count_of
 from gputui.runs.identity import actor, asker
 from gputui.store.commands import (
     ANSWER_SECONDS,
+    AgentVerb,
     CommandAnswer,
     NotWithdrawnError,
     patience_seconds,
@@ -70,7 +71,7 @@ class Commands(Shell):
         assert run is not None
         return run
 
-    def ask(self, title: str, verb: str, run_id: str | None, args: Mapping[str, Any]) -> None:
+    def ask(self, title: str, verb: AgentVerb, run_id: str | None, args: Mapping[str, Any]) -> None:
         """Write a command in a thread, after those asked before; its answer is shown.
 
         Args:
@@ -81,7 +82,7 @@ class Commands(Shell):
         """
         self.ask_in_order([(title, self._writer(verb, run_id, args))], patience_seconds(verb))
 
-    def _writer(self, verb: str, run_id: str | None, args: Mapping[str, Any]) -> Callable[[], int]:
+    def _writer(self, verb: AgentVerb, run_id: str | None, args: Mapping[str, Any]) -> Callable[[], int]:
         """A function that writes a command and returns its id."""
         from gputui.runs.spec import SpecError
         from gputui.runs.submission import ticket_to_renew
@@ -174,7 +175,12 @@ class Commands(Shell):
             self.message = ("", "info")
 
     def _ask_first(
-        self, title: str, effect: str, verb: str, run_id: str | None = None, args: Mapping[str, Any] | None = None
+        self,
+        title: str,
+        effect: str,
+        verb: AgentVerb,
+        run_id: str | None = None,
+        args: Mapping[str, Any] | None = None,
     ) -> None:
         """`ask` once the person confirms it; ``effect`` says what it does."""
         self.confirm(f"{title}?", effect, lambda: self.ask(title, verb, run_id, args or {}))

@@ -19,6 +19,7 @@ from gputui.core.text import clean
 from gputui.core.units import duration
 from gputui.metrics.draw.glyphs import characters_for
 from gputui.metrics.draw.parts import Line
+from gputui.store.commands import AgentVerb
 from gputui.store.runs import Run
 from gputui.ui.tui.actions.keymap import Keys
 from gputui.ui.tui.data.feed import Feed
@@ -33,7 +34,7 @@ from gputui.ui.views.snapshot import Moment, Snapshot
 class AskAgent(Protocol):
     """`Commands.ask`, by the names of its arguments."""
 
-    def __call__(self, title: str, verb: str, run_id: str | None, args: Mapping[str, Any]) -> None: ...
+    def __call__(self, title: str, verb: AgentVerb, run_id: str | None, args: Mapping[str, Any]) -> None: ...
 
 
 class Shell(DisplayLayer[int], inherit_bindings=False):

@@ -13,6 +13,7 @@ import zipfile
 from contextlib import closing
 from pathlib import Path
 from types import ModuleType
+from typing import get_args
 
 import pytest
 from msgspec.structs import replace
@@ -31,6 +32,7 @@ from gputui.runs.launch_shell import LaunchShell
 from gputui.runs.spec import CheckpointSpec, RunSpec
 from gputui.runs.submission import SPEC_FILE, read_spec, submit_run, ticket_path, write_ticket
 from gputui.store import commands, queue
+from gputui.store.commands import AgentVerb
 from gputui.store.database import open_commander
 from gputui.store.events import read_events
 from gputui.store.hardware import quarantined
@@ -164,6 +166,10 @@ def test_a_command_whose_write_fails_holds_up_no_other_and_is_tried_again(
     answer = answered(supervisor, failing)
     assert answer.state == "refused"
     assert "no run" in (answer.reason or "")
+
+
+def test_the_agent_answers_all_that_its_clients_may_ask() -> None:
+    assert set(dispatch.HANDLERS) == set(get_args(AgentVerb))
 
 
 @table("verb, args", [(verb, args) for verb in (*dispatch.HANDLERS, "nonsense") for args in ARGUMENTS])

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from gputui.runs.selection import REFUSALS
+from gputui.store.commands import AgentVerb
 from gputui.store.runs import Run
 from gputui.ui.tui.actions.checks import needs_write
 from gputui.ui.tui.actions.context import Context
@@ -21,7 +22,7 @@ class BulkAction(NamedTuple):
         args: the arguments of the command.
     """
 
-    verb: str
+    verb: AgentVerb
     word: str
     effect: str
     args: Mapping[str, object] = {}

@@ -13,6 +13,7 @@ from gputui.core.text import clean
 from gputui.core.yaml_forms.document import plain_value
 from gputui.metrics.draw.parts import Line, Span
 from gputui.runs.command import assignments, format_value
+from gputui.store.commands import AgentVerb
 from gputui.studies.analysis import rank_trials
 from gputui.ui.tui.actions import Context, Scope
 from gputui.ui.tui.dialogs.questions import FormScreen
@@ -162,7 +163,7 @@ class StudyScreen(ListingPage[view.TrialRow]):
         if self.study is not None:
             self.table = replace(self.table, view=next_choice(view.views_of(self.study), self.table.view))
 
-    def _ask(self, title: str, verb: str, **args: object) -> None:
+    def _ask(self, title: str, verb: AgentVerb, **args: object) -> None:
         self.shell.ask(title, verb, run_id=None, args={"study": self.study_in_question, **args})
 
     def do_prune(self) -> None:
