@@ -164,7 +164,7 @@ Histories = tuple[Mapping[str, GpuHistory], HostHistory | None]
 """The short histories of the GPUs, by their UUIDs, and of the host."""
 
 
-class HistoryReader:
+class ShortHistoryReader:
     """Reads the short histories. Those of the present end with the last full bucket, and are kept until the next."""
 
     def __init__(self) -> None:

@@ -18,8 +18,8 @@ from gputui.store.hardware import read_gpus, read_host, stale_after_seconds, wit
 from gputui.store.runs import Run, RunLookupError, find_run, holders
 from gputui.ui.tui.data.machine import (
     GpuPageReader,
-    HistoryReader,
     IdleReader,
+    ShortHistoryReader,
     StoreReading,
     full_disk_words,
     machine_state,
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from gputui.ui.tui.data.studies import StudyReader
 
 EVENTS_KEPT = 50
-"""Events that the overview can show; `gputui history` has all."""
+"""Events that can be scrolled to on the overview."""
 
 
 class SnapshotReader:
@@ -56,7 +56,7 @@ class SnapshotReader:
         self._workspace = workspace
         self._resolved: tuple[Moment, float] | None = None
         self._runs = RunReader()
-        self._histories = HistoryReader()
+        self._histories = ShortHistoryReader()
         self._curves = CurveReader()
         self._gpu_page = GpuPageReader()
         self._idle = IdleReader()

@@ -12,7 +12,7 @@ from gputui.runs.log_lines import Level
 from gputui.ui.tui.data import log_tail
 from gputui.ui.tui.data.log_tail import LogReader
 from gputui.ui.tui.pages.run.log import RunLog
-from gputui.ui.tui.pages.run.log_window import SearchPattern
+from gputui.ui.tui.pages.run.log_view import SearchPattern
 from gputui.ui.views.snapshot import LogTail
 from tests.tables import table
 from tests.texts import mentions
