@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import difflib
 import sqlite3
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from msgspec import Struct
@@ -36,18 +36,28 @@ QUEUED_WORDS = "in the queue"
 """What a queued run waited for at a past time, which is not recorded."""
 
 
+_ALIVE = ("starting", "running")
+_METRIC_PARAMETERS = ("best_metric", "metric_for_best_model", "monitor")  # of Lightning, Hugging Face and timm
+
+_MATCHES_NAMED = 6  # runs of one name that an error lists: a line of a terminal
+_NAMES_COMPARED = 500  # newest runs whose names may be meant: comparing them takes some milliseconds
+_NEAREST_NAMED = 3
+
+
 class StopRequest(NamedTuple):
-    """A stop in progress: its begin (UTC unix seconds), its grace period (None if unknown), and
-    whether it kills at once. ``saved_step`` is the step of the newest checkpoint, None if unknown."""
+    """A stop in progress.
+
+    Attributes:
+        since: When it began, UTC unix seconds.
+        grace_seconds: How long the processes have after SIGTERM, None if that is unknown.
+        is_kill: It kills at once.
+        saved_step: The step of the newest checkpoint, None if that is unknown.
+    """
 
     since: float
     grace_seconds: float | None = None
     is_kill: bool = False
     saved_step: int | None = None
-
-
-_ALIVE = ("starting", "running")
-_METRIC_PARAMETERS = ("best_metric", "metric_for_best_model", "monitor")
 
 
 class Run(Struct, frozen=True):
@@ -193,13 +203,14 @@ class RunLookupError(ExplainedError, LookupError):
         self.candidates = candidates
 
 
-_PLAIN = tuple(
-    name
-    for name in Run.__struct_fields__
-    if name
-    not in ("state", "params", "gpus", "placement", "holds_gpus", "stop", "tags", "metric", "roles", "has_checkpoint")
-)
-"""The fields of `Run` that are columns of this query."""
+_DERIVED = (
+    "state", "params", "gpus", "placement", "holds_gpus", "stop", "tags", "metric", "roles", "unsound_since",
+    "has_checkpoint",
+)  # fmt: skip
+"""The fields of `Run` that `_run` makes from columns of `_RUNS`."""
+
+_PLAIN = tuple(name for name in Run.__struct_fields__ if name not in _DERIVED)
+"""The fields of `Run` that are columns of `_RUNS`."""
 
 _USABLE = "gone_at IS NULL AND verdict NOT IN ('invalid', 'cut', 'left', 'struck')"
 
@@ -265,28 +276,41 @@ def read_runs(
     others. At a past time, ``limit`` applies to runs that were over, and keeps the newest ends."""
     if at is None:
         where = ""
-        most = -1
         if over_only:
             where = f"WHERE r.state IN {_OVER}"
         elif active_only:
             where = f"WHERE r.state NOT IN {_OVER}"
-        if limit is not None:
-            most = limit
+        most = -1 if limit is None else limit
         return _read(connection, f"{where} ORDER BY r.sequence DESC LIMIT ?", most)
+    runs = _last_moves(connection, at)
+    if active_only or over_only:
+        runs = [past_run for past_run in runs if past_run.was_over == over_only]
+    if limit is not None:
+        over = sorted((past_run for past_run in runs if past_run.was_over), key=lambda past_run: -past_run.move.at)
+        left_out = {past_run.run.run_id for past_run in over[limit:]}
+        runs = [past_run for past_run in runs if past_run.run.run_id not in left_out]
+    # Only the requested runs are reconstructed.
+    return [_as_it_was(connection, past_run.run, past_run.move, at) for past_run in runs]
+
+
+class _PastRun(NamedTuple):
+    """A run as it is now, and its last transition before a past time."""
+
+    run: Run
+    move: TransitionView
+
+    @property
+    def was_over(self) -> bool:
+        return RunState(self.move.to_state).is_over
+
+
+def _last_moves(connection: sqlite3.Connection, at: float) -> list[_PastRun]:
+    """The runs that there were at a past time, newest first."""
     newest = "SELECT max(transition_id) FROM transitions WHERE at <= ? GROUP BY run_id"
     query = f"SELECT * FROM transitions WHERE transition_id IN ({newest})"  # noqa: S608 - fixed names
     moves = {move.run_id: move for move in records(connection, TransitionView, query, at)}
-    moved = [
-        (run, moves.get(run.run_id) or _move_of_row(run, at)) for run in read_runs(connection) if run.created_at <= at
-    ]
-    if active_only or over_only:
-        moved = [pair for pair in moved if RunState(pair[1].to_state).is_over == over_only]
-    if limit is not None:
-        # Only the requested runs are reconstructed.
-        over = sorted((pair for pair in moved if RunState(pair[1].to_state).is_over), key=lambda pair: -pair[1].at)
-        left_out = {run.run_id for run, _ in over[limit:]}
-        moved = [pair for pair in moved if pair[0].run_id not in left_out]
-    return [_as_it_was(connection, run, move, at) for run, move in moved]
+    runs = [run for run in read_runs(connection) if run.created_at <= at]
+    return [_PastRun(run, moves.get(run.run_id) or _move_of_row(run, at)) for run in runs]
 
 
 def get_run(connection: sqlite3.Connection, run_id: str) -> Run | None:
@@ -336,32 +360,34 @@ def find_run(connection: sqlite3.Connection, name: str, at: float | None = None,
     ``at``."""
     # Names are valid UTF-8; a shell's argument need not be.
     text = name.strip().encode("utf-8", "replace").decode()
-    matches = _read(
-        connection, "WHERE r.run_id = ?1 OR r.name = ?1 ORDER BY r.run_id = ?1 DESC, r.sequence DESC LIMIT 6", text
-    )
+    condition = "WHERE r.run_id = ?1 OR r.name = ?1 ORDER BY r.run_id = ?1 DESC, r.sequence DESC LIMIT ?2"
+    matches = _read(connection, condition, text, _MATCHES_NAMED)
+    if not matches:
+        nearest = _nearest_names(connection, text)
+        hint = f"nearest: {', '.join(nearest)}" if nearest else "gputui ps lists them"
+        raise RunLookupError(f"no run {name!r}; {hint}", nearest)
     ids = [run.run_id for run in matches]
     if only and len(ids) > 1 and ids[0] != text:
         raise RunLookupError(f"{name!r} is the name of {', '.join(ids)}; give the id of one", ids)
-    nearest: list[str] = []
-    if matches:
-        run = matches[0]
-        if at is None:
-            return run
-        if run.created_at <= at:
-            moves = read_transitions(connection, run.run_id, at, limit=1) or [_move_of_row(run, at)]
-            return _as_it_was(connection, run, moves[0], at)
-    else:
-        names = connection.execute("SELECT run_id, name FROM runs ORDER BY sequence DESC LIMIT 500").fetchall()
-        ids = [run_id for run_id, _ in names]
-        # A name of the launch is no run, but the beginning of the ids of several.
-        options = list(dict.fromkeys([*ids, *(name for run_id, name in names if is_renamed(run_id, name))]))
-        longer = [word for word in options if text and word.startswith(text)]
-        near = difflib.get_close_matches(text, options, n=3, cutoff=0.5)
-        nearest = list(dict.fromkeys(longer + near))[:3]
-    hint = "gputui ps lists them"
-    if nearest:
-        hint = f"nearest: {', '.join(nearest)}"
-    raise RunLookupError(f"no run {name!r}; {hint}", nearest)
+    run = matches[0]
+    if at is None:
+        return run
+    if run.created_at > at:
+        raise RunLookupError(f"no run {name!r}; gputui ps lists them", [])
+    last_move = next(iter(read_transitions(connection, run.run_id, at, limit=1)), None)
+    return _as_it_was(connection, run, last_move or _move_of_row(run, at), at)
+
+
+def _nearest_names(connection: sqlite3.Connection, text: str) -> list[str]:
+    """The ids and names that begin with a text, or are similar to it."""
+    query = "SELECT run_id, name FROM runs ORDER BY sequence DESC LIMIT ?"
+    names = connection.execute(query, (_NAMES_COMPARED,)).fetchall()
+    ids = [run_id for run_id, _ in names]
+    # A name of the launch is no run, but the beginning of the ids of several.
+    options = list(dict.fromkeys([*ids, *(name for run_id, name in names if is_renamed(run_id, name))]))
+    longer = [word for word in options if text and word.startswith(text)]
+    similar = difflib.get_close_matches(text, options, n=_NEAREST_NAMED, cutoff=0.5)
+    return list(dict.fromkeys(longer + similar))[:_NEAREST_NAMED]
 
 
 def _read(connection: sqlite3.Connection, condition: str, *values: object) -> list[Run]:
@@ -369,37 +395,40 @@ def _read(connection: sqlite3.Connection, condition: str, *values: object) -> li
 
 
 def _run(row: dict[str, Any]) -> Run:
+    """A run from a row of `_RUNS`."""
     leased = json_items(row["leased"])
     params = json_mapping(row["params"])
-    stop = placement = None
-    if row["stop_since"] is not None:
-        grace = json_mapping(row["attempt_launch"]).get("grace_seconds")
-        is_kill = row["stop_requested"] == KILL
-        stop = StopRequest(row["stop_since"], grace, is_kill, row["saved_step"])
-    if row["placement_state"] is not None:
-        placed = {name: row[f"placement_{name}"] for name in PlacementView.__struct_fields__}
-        placement = PlacementView(**placed | {"nodes": json_items(placed["nodes"])})
     roles = MetricRoles(*(row[f"role_{name}"] for name in MetricRoles.__struct_fields__))
     metric_names = (params[name] for name in _METRIC_PARAMETERS if isinstance(params.get(name), str))
-    row["unsound_since"] = None
-    if row["attempt_exit"]:
-        row["unsound_since"] = json_mapping(row["attempt_exit"]).get("unsound_since")
-    has_checkpoint = row["has_checkpoint"]
-    if has_checkpoint is not None:
-        has_checkpoint = bool(has_checkpoint)
+    has_checkpoint = None if row["has_checkpoint"] is None else bool(row["has_checkpoint"])
     return Run(
         **{name: row[name] for name in _PLAIN},
         state=RunState(row["state"]),
         params=params,
         gpus=leased or json_items(row["attempt_gpus"]),
-        placement=placement,
+        placement=_placement(row),
         holds_gpus=bool(leased),
-        stop=stop,
+        stop=_stop(row),
         tags=json_items(row["tags"]),
         metric=row["objective"] or roles.best or next(metric_names, None),
         roles=roles,
+        unsound_since=json_mapping(row["attempt_exit"]).get("unsound_since"),
         has_checkpoint=has_checkpoint,
     )
+
+
+def _stop(row: Mapping[str, Any]) -> StopRequest | None:
+    if row["stop_since"] is None:
+        return None
+    grace = json_mapping(row["attempt_launch"]).get("grace_seconds")
+    return StopRequest(row["stop_since"], grace, row["stop_requested"] == KILL, row["saved_step"])
+
+
+def _placement(row: Mapping[str, Any]) -> PlacementView | None:
+    if row["placement_state"] is None:
+        return None
+    placed = {name: row[f"placement_{name}"] for name in PlacementView.__struct_fields__}
+    return PlacementView(**placed | {"nodes": json_items(placed["nodes"])})
 
 
 def holders(runs: Iterable[Run]) -> dict[str, list[tuple[str, str]]]:
@@ -426,39 +455,57 @@ def _move_of_row(run: Run, at: float) -> TransitionView:
 
 
 def _as_it_was(connection: sqlite3.Connection, run: Run, move: TransitionView, at: float) -> Run:
+    """A run at a past time, from how it is now and its last transition before that time."""
     state = RunState(move.to_state)
-    is_over = state.is_over
-    is_queued = state is RunState.QUEUED
     # A recovering run keeps its GPUs in the queue.
-    holds = not is_over and (not is_queued or move.from_state == RunState.RECOVERING)
-    if is_over and run.state == state and run.ended_at == move.at:
-        return replace(run, holds_gpus=holds)
+    is_waiting = state is RunState.QUEUED and move.from_state != RunState.RECOVERING
+    holds_gpus = not state.is_over and not is_waiting
+    if state.is_over and run.state == state and run.ended_at == move.at:
+        return replace(run, holds_gpus=holds_gpus)
     attempts = read_attempts(connection, run.run_id, at)
-    run = replace(_without_later(run), state=state, ended_seconds=ended_seconds(attempts))
-    stepped = attempts
-    if state.has_attempt:
-        stepped = attempts[-1:]
-    for attempt in stepped:
-        if attempt.last_step is not None:
-            run = replace(run, last_step=attempt.last_step)
+    with_steps = attempts[-1:] if state.has_attempt else attempts
+    started_at = run.started_at if is_by(run.started_at, at) else None
+    past_run = replace(
+        _without_later(run),
+        state=state,
+        started_at=started_at,
+        ended_seconds=ended_seconds(attempts),
+        last_step=_last_step(with_steps),
+    )
     if attempts:
-        run = _with_attempt(run, attempts[-1], is_holding=holds)
-    if not is_by(run.started_at, at):
-        run = replace(run, started_at=None)
-    decided = [decision for decision in read_decisions(connection, run.run_id, at) if decision.attempt == run.attempt]
-    for decision in decided:
-        run = replace(run, params={**run.params, **decision.params})
-    if is_queued:
-        run = replace(run, waiting_for=QUEUED_WORDS)
-        if decided:
-            last = decided[-1]
-            run = replace(run, not_before=last.at + last.delay_seconds, resume_from=last.resume_from)
-    if is_over:
-        run = replace(run, ended_at=move.at)
-    if is_over or state is RunState.RECOVERING:
-        run = replace(run, reason=move.cause)
-    if state is RunState.STOPPING:
-        run = replace(run, stop=StopRequest(move.at))
+        past_run = _with_attempt(past_run, attempts[-1], is_holding=holds_gpus)
+    return _with_move(_with_decisions(connection, past_run, at), move)
+
+
+def _last_step(attempts: Sequence[Attempt]) -> int | None:
+    """The last step of the newest of these attempts that made any."""
+    steps = [attempt.last_step for attempt in attempts if attempt.last_step is not None]
+    return steps[-1] if steps else None
+
+
+def _with_decisions(connection: sqlite3.Connection, run: Run, at: float) -> Run:
+    """The run with what was decided by then for the attempt after its newest one."""
+    decisions = [decision for decision in read_decisions(connection, run.run_id, at) if decision.attempt == run.attempt]
+    params = dict(run.params)
+    for decision in decisions:
+        params |= decision.params
+    run = replace(run, params=params)
+    if decisions and run.state is RunState.QUEUED:
+        last = decisions[-1]
+        return replace(run, not_before=last.at + last.delay_seconds, resume_from=last.resume_from)
+    return run
+
+
+def _with_move(run: Run, move: TransitionView) -> Run:
+    """The run with what its last transition says of its state."""
+    if run.state is RunState.QUEUED:
+        return replace(run, waiting_for=QUEUED_WORDS)
+    if run.state is RunState.STOPPING:
+        return replace(run, stop=StopRequest(move.at))
+    if run.state is RunState.RECOVERING:
+        return replace(run, reason=move.cause)
+    if run.state.is_over:
+        return replace(run, ended_at=move.at, reason=move.cause)
     return run
 
 
