@@ -37,7 +37,7 @@ from gputui.core.secret_patterns import (
 
 Value = TypeVar("Value")
 
-_COMMAND_LINE_BYTES = 16 << 10
+_COMMAND_LINE_BYTES = 16 << 10  # longer ones are lists of files, and take milliseconds to look through
 
 
 class Redactor:

@@ -95,7 +95,7 @@ BUSY_BYTES = 1 << 30
 """A process with less is a display server, or a context that does not disturb; the driver itself
 holds less."""
 
-BUSY_PERCENT = 50.0
+BUSY_PERCENT = 50.0  # a display or a browser stays below
 
 
 def unseen_use(used_bytes: int | None, utilization_percent: float | None) -> str | None:

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from gputui.machine.procfs import command_of, read_stat, user_of
 
-_COMMAND_MAX_CHARACTERS = 300
+_COMMAND_MAX_CHARACTERS = 300  # enough to recognise it; a command may have megabytes
 # The first PID namespace of a machine: PROC_PID_INIT_INO in the kernel's include/linux/proc_ns.h.
 _FIRST_PID_NAMESPACE = 0xEFFFFFFC
 

@@ -37,7 +37,7 @@ from gputui.machine.xid import FALLEN_OFF_THE_BUS, FIRMWARE_SILENT, xid_text
 from gputui.store.series import GpuSample
 
 _XID_CRITICAL_ERROR = 0x8  # nvmlEventTypeXidCriticalError in nvml.h
-_AT_ONCE_MAX = 64
+_AT_ONCE_MAX = 64  # a flood of events must not hold up the samples
 
 
 class XidEvents:
@@ -87,8 +87,8 @@ CLOCKS_SECONDS = 1.5
 """Least time between two readings of the clocks and of what throttles them, a quarter of all calls: each second tick at
 the default interval. A held-back clock matters only when it lasts."""
 
-RECHECK_SECONDS = 10.0
-RECHECK_RARELY_SECONDS = 300.0
+RECHECK_SECONDS = 10.0  # a GPU that was lost may come back at any time
+RECHECK_RARELY_SECONDS = 300.0  # a look costs a call of up to a second, and few GPUs come back so late
 
 _NO_BINDING = "The Python package nvidia-ml-py is missing. Install it with: pip install nvidia-ml-py"
 _NO_GPU = "The NVIDIA driver is loaded but shows no GPU. Check lspci, and in a container that it was given GPUs"

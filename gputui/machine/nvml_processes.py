@@ -24,7 +24,7 @@ _FUNCTIONS: dict[Kind, str] = {
 # The compute list is read each time. Graphics and MPS lists seldom change during training, and the
 # graphics list is the most expensive of the usual calls (4.5 ms on an RTX 4090 laptop).
 _SELDOM_EVERY = 5
-_ROOM_FOR = 32
+_ROOM_FOR = 32  # processes of a GPU that one call has room for; it grows with need
 # The kernel's PID_MAX_LIMIT on 64 bits (include/linux/threads.h): no PID is larger.
 _PID_MAX = 4 * 1024 * 1024
 

@@ -49,7 +49,7 @@ EXIT_FRESH_PROCESS = 75
 HOST_AFTER_SECONDS = 0.03
 """The delay of the host's reading after the GPUs' tick; most drivers answer within it."""
 
-_CLOSING_SECONDS = 0.5
+_CLOSING_SECONDS = 0.5  # a reading in progress ends by then, unless the driver hangs
 # A killed agent closes its pipes a moment before it is gone.
 _DYING_SECONDS = 1.0
 # The minimum time between two agents that are killed one after the other.
@@ -57,8 +57,8 @@ _SUCCESSOR_SECONDS = 5.0
 # A successor that lives so long has started.
 _SETTLED_SECONDS = 30.0
 _AGAIN_SECONDS = (5.0, 15.0, 60.0)
-_RECHECK_FIRST_SECONDS = 10.0
-_RECHECK_LONGEST_SECONDS = 300.0
+_RECHECK_FIRST_SECONDS = 10.0  # a driver that is being installed is there soon
+_RECHECK_LONGEST_SECONDS = 300.0  # on a machine without GPUs a look costs next to nothing
 
 
 class Output:

@@ -24,20 +24,20 @@ from gputui.machine.schedule import ReadBackoff, bounded_interval
 
 HealthState = Literal["starting", "ok", "silent", "restarting", "dead"]
 
-SILENT_MIN_SECONDS = 3.0
-SILENT_INTERVALS = 3
-STARTING_SECONDS = 10.0
-GIVE_UP_SECONDS = 60.0
-UNKILLABLE_SECONDS = 5.0
-CLOSE_SECONDS = 0.9
-_RESTART_FIRST_SECONDS = 1.0
-_RESTART_LONGEST_SECONDS = 60.0
-_STABLE_SECONDS = 60.0
-_FRESH_PROCESS = 75
-_READ_BYTES = 1 << 16
-_READS_AT_ONCE = 64
-_LOG_TAIL_BYTES = 4096
-_REASON_MAX_CHARACTERS = 300
+SILENT_MIN_SECONDS = 3.0  # a busy machine delays a tick by a second or two
+SILENT_INTERVALS = 3  # one missed tick is a delay, three are a hang
+STARTING_SECONDS = 10.0  # initializing the driver takes seconds per GPU without persistence mode
+GIVE_UP_SECONDS = 60.0  # a driver that resets a GPU answers again within a minute
+UNKILLABLE_SECONDS = 5.0  # a process that outlives SIGKILL so long hangs in the kernel
+CLOSE_SECONDS = 0.9  # the agent's end as a whole may take a second
+_RESTART_FIRST_SECONDS = 1.0  # a single crash costs one or two samples
+_RESTART_LONGEST_SECONDS = 60.0  # crash upon crash must not load the machine
+_STABLE_SECONDS = 60.0  # after so long, the next crash is a new one
+_FRESH_PROCESS = 75  # EXIT_FRESH_PROCESS of the sampler, which is not imported here: it loads the driver
+_READ_BYTES = 1 << 16  # what a pipe holds on Linux
+_READS_AT_ONCE = 64  # four megabytes; the agent's loop goes on after them
+_LOG_TAIL_BYTES = 4096  # the last traceback
+_REASON_MAX_CHARACTERS = 300  # a few lines of a terminal
 
 
 class SamplerCommand(Struct, frozen=True):

@@ -7,13 +7,13 @@ from typing import Literal
 
 Tier = Literal["fast", "processes", "slow", "link"]
 
-PROCESSES_SECONDS = 3.0
-SLOW_SECONDS = 5.0
-LINK_ROUND_SECONDS = 10.0
-LINK_STEP_MIN_SECONDS = 1.0
-MIN_INTERVAL_SECONDS = 0.1
-MAX_INTERVAL_SECONDS = 3600.0
-_SLACK_SECONDS = 0.005
+PROCESSES_SECONDS = 3.0  # listing processes takes the driver ten times as long as a sample
+SLOW_SECONDS = 5.0  # what changes over minutes
+LINK_ROUND_SECONDS = 10.0  # measuring the traffic of one GPU blocks for 20 ms or more
+LINK_STEP_MIN_SECONDS = 1.0  # one GPU at a time, so that no tick is late
+MIN_INTERVAL_SECONDS = 0.1  # the driver renews its values hardly more often
+MAX_INTERVAL_SECONDS = 3600.0  # beyond it nobody could tell a hang from a pause
+_SLACK_SECONDS = 0.005  # a timer that fires a little early must not skip its tick
 
 
 class Cadence:

@@ -30,6 +30,7 @@ from gputui.machine.xid import xid_text
 from gputui.store.series import GpuSample, GpuSlowSample
 
 RESERVED_BYTES = 640 * 2**20
+# Values as an H100 SXM shows them.
 _IDLE_WATTS = 62.0
 _LIMIT_WATTS = 700.0
 _IDLE_CELSIUS = 30.0

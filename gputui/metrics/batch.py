@@ -29,7 +29,7 @@ READ_SECONDS = 0.01
 
 # A broken script may write a million broken lines. All are counted, only the first are stored.
 MAX_REJECTED = 1000
-MAX_NEWEST_NAMES = 500
+MAX_NEWEST_NAMES = 500  # as many as one view of names can show; the rest stays in the lines
 # The rank of newest values of lines without one.
 _NO_RANK = -1
 

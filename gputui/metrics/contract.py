@@ -20,8 +20,8 @@ from gputui.core.redaction import BY_LOOK, Redactor
 from gputui.core.training_log import MAX_STEP
 from gputui.metrics.values import MAX_INTEGER, NUMBERS, read_values
 
-MAX_LINE_BYTES = 1 << 20
-EXCERPT_CHARACTERS = 200
+MAX_LINE_BYTES = 1 << 20  # a thousand times a long line; more is no line, but data without newlines
+EXCERPT_CHARACTERS = 200  # enough to find the line in its file
 
 # Each value that is no number is looked at for secrets; a turn of the agent's loop has 50 ms.
 MAX_VALUES = 8192

@@ -17,7 +17,7 @@ from gputui.metrics.source_state import SourceState
 # The fingerprint covers the file's first bytes and those just before the offset. Rewritten content
 # that has grown past the old offset almost certainly differs in one of them.
 HEAD_BYTES = 256
-TAIL_BYTES = 64
+TAIL_BYTES = 64  # some bytes of the last line, which tell files apart that begin alike
 
 # The share of the time that searches may take.
 SEARCH_SHARE = 0.02

@@ -18,7 +18,7 @@ from gputui.metrics.files import Matches
 from gputui.metrics.reader import ReadSource, comparison_with_earlier
 from gputui.metrics.source_state import Boundary, SourceState, owner
 
-MAX_HISTORY_BYTES = 256 << 20
+MAX_HISTORY_BYTES = 256 << 20  # it is read whole, and takes several times its size in memory
 
 
 class HistoryReader:

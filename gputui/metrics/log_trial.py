@@ -12,12 +12,12 @@ from gputui.metrics.line_format import LineFormat
 from gputui.metrics.printed import printed_text
 from gputui.store.metrics.stored_lines import NOT_METRICS, as_float
 
-NEAR_SHOWN = 3
+NEAR_SHOWN = 3  # more lines show no other mistake in the pattern
 # A short beginning of a pattern matches many lines by chance; this share and number of literals do
 # not.
 _NEAR_SHARE = 0.3
 _NEAR_LITERAL = 3
-_NEAR_LINES = 2000
+_NEAR_LINES = 2000  # the search takes about a second then
 
 
 class NearMatch(NamedTuple):

@@ -34,7 +34,7 @@ RATE_WINDOW_SECONDS = 60.0
 LEFT_WINDOW_SECONDS = 600.0
 """What is left is told from the mean of this time, which has the pauses of validations and checkpoints in it."""
 
-SPARK_POINTS = 24
+SPARK_POINTS = 24  # two for each column of the list of runs
 
 THROUGHPUT = ("samples_per_s", "tokens_per_s", "images_per_s", "steps_per_s")
 """Common names of a throughput metric, best first."""

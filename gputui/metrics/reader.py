@@ -24,11 +24,11 @@ from gputui.store.events import NewEvent
 from gputui.store.metrics.stored_lines import FilePosition
 
 HEADER_BYTES = 64 << 10
-MAX_HISTORY_BYTES = 256 << 20
+MAX_HISTORY_BYTES = 256 << 20  # it is read whole, and takes several times its size in memory
 
 # Learned, learning, its candidates, one of them.
 _LEARNED_DEPTH = 3
-_MAX_LEARNED_PARTS = 512
+_MAX_LEARNED_PARTS = 512  # bounds a state that is stored with each batch
 
 
 class ReadSource(NamedTuple):

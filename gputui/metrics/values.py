@@ -41,12 +41,12 @@ _WRAPPED = re.compile(rf"[A-Za-z_][\w.]*\(\s*({_DIGITS}|[-+]?(?:nan|inf(?:inity)
 _SECOND = frozenset({"s", "sec"})
 # Their text is a name.
 _TEXTS = frozenset({"event", "phase"})
-_MOST_CHARACTERS = 200
+_MOST_CHARACTERS = 200  # a text that names something is shorter
 
-_LEAST_NUMBERS = 2
+_LEAST_NUMBERS = 2  # one number may have been the first of a metric that is written seldom
 # A script may invent names without end.
 _MOST_NAMES = 500
-_MOST_SHAPES = 32
+_MOST_SHAPES = 32  # a script writes a handful of kinds of lines
 
 
 def printed_number(text: str) -> int | float | None:

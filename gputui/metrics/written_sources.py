@@ -18,8 +18,8 @@ from gputui.metrics.trackers import TRACKERS, Tracker
 from gputui.metrics.values import NUMBERS, printed_number
 from gputui.store.metrics.stored_lines import NOT_METRICS
 
-_HEAD_BYTES = 64 << 10
-_HEAD_LINES = 20
+_HEAD_BYTES = 64 << 10  # one read, also from a network disk
+_HEAD_LINES = 20  # a header and some rows tell the format
 # The last part of the column's or key's name, in the order of preference: SB3 writes time/total_timesteps.
 STEP_COLUMNS = (
     "step", "global_step", "_step", "steps", "iter", "iteration", "iterations", "global_iter", "n_iter", "num_updates",

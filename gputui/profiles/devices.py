@@ -16,7 +16,7 @@ from gputui.machine.gpu_model import GpuFacts
 from gputui.runs.gpu_conditions import EXCLUDED
 from gputui.runs.spec import GpuRequest
 
-MAX_GPUS = 1024
+MAX_GPUS = 1024  # more than any node has: a typing mistake
 
 EXPECTED = 'a number, a part of one such as 0.5, "all", or a list of indices or UUIDs'
 

@@ -17,7 +17,7 @@ from gputui.runs.spec import RunSpec
 
 # torchrun before torch 2.12 has no setting for how long ranks have between SIGTERM and SIGKILL.
 GRACE_SINCE = (2, 12)
-GRACE_BEFORE_SECONDS = 30
+GRACE_BEFORE_SECONDS = 30  # torchrun's own, before it could be set
 
 
 def check_interpreter(

@@ -49,7 +49,7 @@ _DATA_NAME = re.compile(
 )
 _UNCLOSED = re.compile(r"\{([A-Za-z_][\w.-]*)(?=[^}]*$)")
 """A name behind the last brace of a word, which is not closed."""
-_LOW_DISK_BYTES = 1 << 30
+_LOW_DISK_BYTES = 1 << 30  # room for logs and a checkpoint of a small model
 
 
 _OF_KEYS: Mapping[str, frozenset[str]] = {

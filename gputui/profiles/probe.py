@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from gputui.machine.child import ChildError, run_child
 
-DEADLINE_SECONDS = 20.0
+DEADLINE_SECONDS = 20.0  # importing torch from a cold disk takes some seconds
 
 _MARK = "gputui-probe:"
 

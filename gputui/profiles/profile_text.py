@@ -12,7 +12,7 @@ from gputui.core.text import clean
 from gputui.core.yaml_forms.document import plain_value
 from gputui.metrics.source_report import LearnedForm
 
-_WIDTH = 116
+_WIDTH = 116  # within the 120 columns of most editors' rulers
 _COMMAND_LINES = (("args",), ("command",), ("checkpoints", "resume"))
 """Places whose list of words is written as one text."""
 _UNQUOTED = re.compile(r"[\w@%+=:,./{}\[\]-]+")

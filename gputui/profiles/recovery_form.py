@@ -19,7 +19,7 @@ from gputui.recovery.actions import ACTIONS, ActionKind
 from gputui.recovery.kinds import KINDS
 from gputui.recovery.policies import ENDS_ON, POLICIES, kinds_with_ladders
 
-MAX_RUNGS = 50
+MAX_RUNGS = 50  # no failure is tried so often; a longer ladder is a mistake
 # The largest argument of any action; in seconds it is eleven days.
 MAX_ARGUMENT = 1_000_000
 _DAY_SECONDS = 86_400

@@ -52,7 +52,7 @@ DAY_SECONDS = 86400.0
 # Samples are needed until their hour is over and rolled up.
 LEAST_RAW_SECONDS = 2 * 3600.0
 RAW_SECONDS = 2 * DAY_SECONDS
-LEAST_BYTES = 16 << 20
+LEAST_BYTES = 16 << 20  # an empty database with its indexes and a few hours of one GPU
 
 
 class Retention(Struct, frozen=True):

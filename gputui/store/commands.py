@@ -24,7 +24,7 @@ class NotWithdrawnError(Exception):
     """A command that was not answered could not be withdrawn: it may still be carried out."""
 
 
-ANSWER_SECONDS = 20.0
+ANSWER_SECONDS = 20.0  # the agent answers in one turn; a slow disk may take some seconds
 # A resume reads whole checkpoints, which may have hundreds of gigabytes.
 RESUME_SECONDS = 1800.0
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from gputui.core.config import PRIVATE_FILE_MODE, file_system_of, is_network_file_system
 
-BUSY_TIMEOUT_SECONDS = 5.0
+BUSY_TIMEOUT_SECONDS = 5.0  # longer than any transaction of the agent
 # A larger file is checked only after an error: reading all of it would delay every start.
 CHECKED_AT_START_BYTES = 64 * 2**20
 SCHEMA_VERSION = 53

@@ -113,7 +113,7 @@ def _count(
 PEAK_METRIC = "gpu_mem_peak"
 """The metric with a rank's peak in bytes (docs/profiles.md)."""
 
-RUNS_LOOKED_AT = 50
+RUNS_LOOKED_AT = 50  # the newest runs of a profile tell what it needs today
 PROCESS_SETS_LOOKED_AT = 60
 """Number of newest sets of each GPU that are searched."""
 

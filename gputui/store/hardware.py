@@ -32,13 +32,13 @@ CLOCK_SLACK_SECONDS = 2.0
 LOST_SHOWN_SECONDS = 86_400.0
 # Events are rare; this bounds queries if a GPU comes and goes all day.
 _EVENTS_LOOKED_AT = 512
-XID_SECONDS = 86_400.0
-_PACE_SAMPLES = 5
+XID_SECONDS = 86_400.0  # an error of yesterday is still a reason for doubt, one of last week is history
+_PACE_SAMPLES = 5  # four distances, of which a gap spoils one
 
 LOOK_BACK_SECONDS = 86_400.0
 """Maximum time searched for the begin of idleness."""
 
-SETS_READ = 500
+SETS_READ = 500  # changes of the processes on a GPU: some days of a shared one
 
 
 class ProcessView(GpuProcess, frozen=True):

@@ -18,7 +18,7 @@ from gputui.store.rows import insert, records
 # A runner that is silent for so much longer than its poll means an unknown state.
 UNKNOWN_AFTER_SECONDS = 60.0
 PlacementState = Literal["submitting", "pending", "configuring", "running", "suspended", "ending", "requeued", "ended"]
-_MAX_TEXT = 300
+_MAX_TEXT = 300  # a scheduler's message may be the output of a failed command
 
 
 class PlacementView(Struct, frozen=True):

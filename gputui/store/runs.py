@@ -41,7 +41,7 @@ _METRIC_PARAMETERS = ("best_metric", "metric_for_best_model", "monitor")  # of L
 
 _MATCHES_NAMED = 6  # runs of one name that an error lists: a line of a terminal
 _NAMES_COMPARED = 500  # newest runs whose names may be meant: comparing them takes some milliseconds
-_NEAREST_NAMED = 3
+_NEAREST_NAMED = 3  # more suggestions are none
 
 
 class StopRequest(NamedTuple):

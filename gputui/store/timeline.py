@@ -25,7 +25,7 @@ GAP_INTERVALS = 3.0
 TOGETHER_SECONDS = 1.0
 """Ticks within this time count as one, such as an incident and its event."""
 
-TICKS_KEPT = 400
+TICKS_KEPT = 400  # more than a wide terminal has columns
 
 
 class Span(NamedTuple):

@@ -16,9 +16,9 @@ from typing import Any
 import yaml
 from msgspec import Struct
 
-MAX_BYTES = 1 << 20
-MAX_DEPTH = 16
-MAX_VALUES = 10_000
+MAX_BYTES = 1 << 20  # a file that a person writes is a hundred times smaller
+MAX_DEPTH = 16  # no form nests deeper than eight
+MAX_VALUES = 10_000  # aliases multiply: a small file may mean millions of values
 
 KeyPath = tuple[str | int, ...]
 """The place of a value: keys and list indices from the top."""

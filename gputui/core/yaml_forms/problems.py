@@ -17,7 +17,7 @@ from gputui.core.text import clean
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
 """The name of a profile, a study or a target."""
-_SHOWN_CHARACTERS = 60
+_SHOWN_CHARACTERS = 60  # of a value in a sentence that fits a line
 
 
 class Problem(Struct, frozen=True):

@@ -178,7 +178,7 @@ def monotonic_pairs(pairs: Pairs) -> list[tuple[float, float]]:
 PACE_SECONDS = 1.0
 """Least time between two kept pairs of a moment and a step."""
 
-MOST_PAIRS = 20_000
+MOST_PAIRS = 20_000  # half a megabyte for each attempt, and finer than any screen
 
 
 class Paces:

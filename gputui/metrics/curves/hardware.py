@@ -31,7 +31,7 @@ APART_INTERVALS = 2.0
 _BEFORE = 4
 """Distances from which the usual one is taken."""
 
-LEAST_SECONDS = 60.0
+LEAST_SECONDS = 60.0  # some samples, also where one is taken every ten seconds
 
 _GPU: Mapping[HardwareField, str] = {
     "utilization": "utilization_percent",

@@ -20,7 +20,7 @@ from gputui.store.runs import get_run
 EVENTS_KEPT = 1000
 """Most events of the training with a marker, the newest; no chart has room for more."""
 
-WORD_CHARACTERS = 20
+WORD_CHARACTERS = 20  # a longer word would cover the next marker
 
 _TOLD_OTHERWISE = frozenset({"start", "resume", "stop", "end", "validation", "bottleneck"})
 """Events of the training that attempts tell of already, or that come all the time."""

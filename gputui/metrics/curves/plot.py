@@ -37,7 +37,7 @@ def value_at(bins: Sequence[Bin], position: float, reach: float = math.inf) -> f
     return nearest.last
 
 
-COLOURS = 6
+COLOURS = 6  # the series colours of every theme
 
 X_AXES: Mapping[Axis, XAxis] = {
     "step": XAxis("step", kind="count"),

@@ -18,7 +18,7 @@ from gputui.metrics.draw.scales import LinearScale, Scale
 from gputui.metrics.draw.value_axis import ValueAxis, value_axis
 from gputui.metrics.draw.x_axis import PlacedMarker, XAxisText, x_scale_of
 
-_LEAST_PLOT_COLUMNS = 8
+_LEAST_PLOT_COLUMNS = 8  # with fewer, the labels of the axis have no room
 
 
 class Gutters(NamedTuple):

@@ -19,9 +19,9 @@ ExportKind = Literal["csv", "svg", "png"]
 
 CSV_COLUMNS = ("name", "x_first", "x_last", "first", "last", "low", "high", "points", "not_finite")
 
-PNG_SCALE = 2
+PNG_SCALE = 2  # sharp on screens with two pixels for each point
 _FONT = "DejaVu Sans, Helvetica, Arial, sans-serif"
-_AREA_OPACITY = 0.22
+_AREA_OPACITY = 0.22  # lets the grid and other curves show through
 # The typeface that comes with pillow lacks them.
 _SPELLED = str.maketrans({"↻": "restart ", "…": "...", "–": "-"})
 _ANCHORS = {"start": "ls", "middle": "ms", "end": "rs"}

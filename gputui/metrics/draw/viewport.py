@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from gputui.metrics.draw.bins import Bin
 from gputui.metrics.draw.scales import AxisKind, round_outward, stable_end
 
-ZOOM_FACTOR = 2.0
+ZOOM_FACTOR = 2.0  # two steps back and forth end at the same window
 PAN_SHARE = 0.25
 """The fraction of its span that the window is moved by."""
 

@@ -13,8 +13,8 @@ from gputui.metrics.draw.raster import CURSOR_STYLE, Canvas, spans
 from gputui.metrics.draw.scales import LinearScale, LogScale, Scale, value_scale, x_bounds
 from gputui.metrics.draw.ticks import log_ticks, log_time_ticks, tick_labels, time_labels, time_ticks, whole_ticks
 
-_MOST_TICKS = 8
-_LEAST_TICKS = 2
+_MOST_TICKS = 8  # more labels say no more
+_LEAST_TICKS = 2  # one tick tells no scale
 
 
 def x_scale_of(bins: Sequence[Bin], axis: XAxis) -> Scale:

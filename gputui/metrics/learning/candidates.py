@@ -13,10 +13,10 @@ from gputui.metrics.learning.columns import PrintedLine, PrintedNumber
 from gputui.metrics.learning.tokens import numbers_of
 from gputui.metrics.learning.words import Sense
 
-MAX_ROWS = 6
-_TRIED_LINES = 24
-_RESTING_PERIOD = 64
-_HEADER_WORDS = 4
+MAX_ROWS = 6  # twice the least that decide, so that a wrong start is outgrown
+_TRIED_LINES = 24  # what these do not show, the next ones seldom do
+_RESTING_PERIOD = 64  # after them a few are tried again, at a tenth of the cost
+_HEADER_WORDS = 4  # "Training epoch 3 of 10"; more words are a sentence
 
 NEWEST = "newest step"
 """The count of the learned shapes, among those of the lines that only count."""

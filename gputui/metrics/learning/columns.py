@@ -13,8 +13,8 @@ from typing import NamedTuple
 from gputui.metrics.learning.tokens import MAX_TOKENS, NUMBERS, Token, tokenize
 from gputui.metrics.learning.words import HELD_OUT, PARTS, Sense, has_part, meaning, normal_name
 
-MAX_COLUMNS = 40
-_NAME_WORDS = 5
+MAX_COLUMNS = 40  # a line with more numbers is a tensor or a list
+_NAME_WORDS = 5  # "average validation loss per token"; more words are a sentence
 _MASKED = frozenset({"text", "bar", "quantity", "id"})
 _SEPARATORS = frozenset(":=")
 _OPENING = frozenset("[({")

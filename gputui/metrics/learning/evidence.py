@@ -19,9 +19,9 @@ from gputui.metrics.learning.counter_columns import CounterColumns, find_counter
 from gputui.metrics.learning.shapes import LearnedColumn, LearnedShape, Role
 from gputui.metrics.learning.words import HELD_OUT, Sense, has_part
 
-LEAST_ROWS = 3
-LEAST_ROWS_UNKNOWN_NAMES = 4
-LEAST_ROWS_BESIDE_OTHERS = 2
+LEAST_ROWS = 3  # two differences, which show whether a counter is even
+LEAST_ROWS_UNKNOWN_NAMES = 4  # names that say nothing need one more line as evidence
+LEAST_ROWS_BESIDE_OTHERS = 2  # other lines have shown already that the program trains
 # The second number of a pair of ranks is the number of processes, which has no role.
 _TOTAL_ROLES: dict[Role, Role] = {"step": "step_total", "epoch": "epoch_total"}
 

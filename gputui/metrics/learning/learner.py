@@ -17,16 +17,16 @@ from gputui.metrics.learning.patterns import pattern_of
 from gputui.metrics.learning.shapes import LearnedColumn, LearnedShape
 from gputui.metrics.learning.words import SIGNS, Sense, has_metric_piece, meaning, normal_name
 
-MAX_CANDIDATES = 24
-MAX_COUNTERS = 12
-MAX_HEADERS = 4
-MAX_HEADER_CHARACTERS = 400
-MAX_REMARKS = 3
-SHOWN_CHARACTERS = 120
+MAX_CANDIDATES = 24  # a program prints fewer kinds of lines with numbers
+MAX_COUNTERS = 12  # and still fewer kinds that only count
+MAX_HEADERS = 4  # the header of a table stands just above its rows
+MAX_HEADER_CHARACTERS = 400  # two lines of a wide terminal
+MAX_REMARKS = 3  # more do not fit below the charts of a run
+SHOWN_CHARACTERS = 120  # a line of a terminal
 # The characters without a new shape after which only lines that come again are looked at.
 LEARNING_CHARACTERS = 4_000_000
-_BEGINNING_CHARACTERS = 48
-_MAX_NOTED = 2048
+_BEGINNING_CHARACTERS = 48  # beyond them, lines of one kind differ in their texts
+_MAX_NOTED = 2048  # a hundred kilobytes; then all are forgotten and noted anew
 
 _DIGITS = re.compile(r"\d+")
 _WORDS = re.compile(r"[A-Za-z#]+")

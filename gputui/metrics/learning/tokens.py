@@ -15,7 +15,7 @@ from typing import NamedTuple
 from gputui.core.training_log import MAX_STEP
 from gputui.metrics.values import UNITS, number_in_text
 
-MAX_TOKENS = 256
+MAX_TOKENS = 256  # a longer line is data, and would take a millisecond
 # Numbers so short are read without a look for units and the like, if they end in a digit.
 _PLAIN_CHARACTERS = 16
 

@@ -8,9 +8,9 @@ import re
 from gputui.metrics.learning.tokens import STAMP, whole
 from gputui.metrics.learning.words import EPOCHS, STEPS
 
-MAX_RANKS = 16
-MAX_LINES = 64
-MAX_CHARACTERS = 4000
+MAX_RANKS = 16  # two nodes whose ranks print into one output
+MAX_LINES = 64  # a printed dictionary or table has fewer
+MAX_CHARACTERS = 4000  # beyond, reading a line by patterns takes milliseconds
 
 _BARS = re.compile("[|│┃]")
 # A name without a number of its own, and a value: "| epoch 1 | loss 0.5 |" is a line like others.

@@ -60,7 +60,7 @@ _IGNORED = _TIMES | _words(
     "load prep steps epochs skipped left used free opt optim optimizer sync comm allreduce timing"
 )
 _LEADING = frozenset({"average", "avg", "averaged", "mean", "running", "current", "the", "and", "with", "=>", "of"})
-_COUNTER_WORDS = 3
+_COUNTER_WORDS = 3  # "global train step"; more words are a sentence
 _CONNECTORS = frozenset({"is", "was", "of", "are"})
 # After such a word stands a number of something else: "improved from 0.5 to 0.4".
 _PREPOSITIONS = _words("from to at in by for after on than since per with until as and or")

@@ -19,14 +19,14 @@ from gputui.runs.agent_process import RANK_MARKS
 from gputui.runs.checks import CheckResult
 
 TORCHRUN_MODULE = "torch.distributed.run"
-DEADLINE_SECONDS = 120.0
+DEADLINE_SECONDS = 120.0  # importing torch from a cold network disk takes up to a minute
 # By generation, of one lane in one direction, encoding deducted (PCI-SIG).
 PCIE_LANE_BYTES_PER_SECOND = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9}
 # Pinned copies reach 80 to 90 % of the link. Less than half of it is a fault.
 SLOW_COPY_FRACTION = 0.5
-FREE_MEMORY_BYTES = 2**30
-FREE_PERCENT = 5.0
-CPU_PROCESSES = 2
+FREE_MEMORY_BYTES = 2**30  # the buffers, and what CUDA itself takes
+FREE_PERCENT = 5.0  # a busier GPU would measure the other process
+CPU_PROCESSES = 2  # the fewest that communicate
 
 _MARK = "gputui-bandwidth:"
 

@@ -36,8 +36,8 @@ from gputui.store.run_history import read_incidents
 from gputui.version import VERSION
 
 LOG_TAIL_BYTES = 256 * 2**10
-INCIDENTS = 30
-_SPECS = 200
+INCIDENTS = 30  # the newest, with their reports some megabytes
+_SPECS = 200  # of the newest runs, a few kilobytes each
 _PACKAGES = ("textual", "rich", "click", "psutil", "pydantic", "pyyaml", "nvidia-ml-py", "plotext", "watchdog")
 _SHOWN_ENVIRONMENT = (
     "GPUTUI_", "CUDA_", "NCCL_", "TORCH", "NVIDIA_", "OMP_", "TERM", "COLORTERM", "LANG", "LC_", "SSH_TTY", "TMUX",

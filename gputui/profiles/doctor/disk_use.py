@@ -16,8 +16,8 @@ from gputui.runs.checks import CheckResult
 from gputui.runs.disk_use import sized_entries
 from gputui.store.database import StoreError, open_reader
 
-SECONDS = 5.0
-LARGEST_RUNS = 5
+SECONDS = 5.0  # a home with millions of files is measured in part rather than waited for
+LARGEST_RUNS = 5  # those that are worth removing
 
 Part = Literal["checkpoints", "logs", "exports", "run files", "database", "removed runs", "the rest"]
 

@@ -26,7 +26,7 @@ from gputui.runs.checks import CheckResult, graded
 from gputui.runs.gpu_conditions import EXCLUDED, GpuCondition
 from gputui.store.series import GpuSample, GpuSlowSample
 
-DEADLINE_SECONDS = 15.0
+DEADLINE_SECONDS = 15.0  # a driver without persistence mode takes seconds per GPU
 # From here on a GPU counts as busy, so its PCIe link has left the power-saving generation.
 LOADED_PERCENT = 30.0
 # From nvml.h. The binding defines READ as a tuple, which no call accepts.

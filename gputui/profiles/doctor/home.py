@@ -34,16 +34,16 @@ from gputui.store.database import StoreError, StoreMissingError, open_reader
 from gputui.version import VERSION
 
 LITTLE_DISK_BYTES = 10 * 2**30
-TOO_LITTLE_DISK_BYTES = 2**30
-SLOW_DISK_BYTES_PER_SECOND = 50e6
-AGENT_SILENT_SECONDS = 10.0
+TOO_LITTLE_DISK_BYTES = 2**30  # less than a single checkpoint of a small model
+SLOW_DISK_BYTES_PER_SECOND = 50e6  # a checkpoint of 10 GB would take over three minutes
+AGENT_SILENT_SECONDS = 10.0  # its loop has a turn several times a second
 WRITE_BYTES = 64 * 2**20
-WRITE_DEADLINE_SECONDS = 10.0
-QUICK_CHECK_SECONDS = 3.0
+WRITE_DEADLINE_SECONDS = 10.0  # the 64 MiB at an eighth of a slow disk's speed
+QUICK_CHECK_SECONDS = 3.0  # a database of some gigabytes is checked in part
 TOO_FULL = "too full to try"
 ANOTHERS = "who is told of what is its owner's"
 ONLY_READ = "not measured in a home that is only read here"
-_STEPS_BETWEEN_CHECKS = 10_000
+_STEPS_BETWEEN_CHECKS = 10_000  # of SQLite's virtual machine: less than a millisecond
 _CHUNK_BYTES = 4 * 2**20
 
 

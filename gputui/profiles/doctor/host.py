@@ -18,8 +18,8 @@ from gputui.runs.identity import open_pidfd
 _TIME_ERROR = 5  # adjtimex(2): the clock is not synchronised
 _STATUS_OFFSET = 40  # of `status` in struct timex, where long has 64 bits
 _STA_UNSYNC = 0x40
-LOW_MEMORY_FRACTION = 0.10
-MUCH_SWAP_FRACTION = 0.50
+LOW_MEMORY_FRACTION = 0.10  # below it the kernel begins to write out what is in use
+MUCH_SWAP_FRACTION = 0.50  # some is always there; half of it was short of memory
 # With Docker's default of 64 MB (--shm-size), PyTorch's data loader workers die of a bus error.
 SHM_TOO_SMALL_BYTES = 64 * 2**20
 SHM_SMALL_BYTES = 2**30

@@ -17,7 +17,7 @@ from gputui.profiles.init.script_options import Option
 from gputui.profiles.init.script_survey import Survey, survey_script
 from gputui.profiles.init.typed_command import TypedCommand, script_file
 
-MAX_CONFIGURATION_BYTES = 1 << 20
+MAX_CONFIGURATION_BYTES = 1 << 20  # a configuration of a training has kilobytes; more is data
 _DISTRIBUTED = {"init_process_group", "DistributedDataParallel", "DDP", "fully_shard", "FullyShardedDataParallel"}
 
 

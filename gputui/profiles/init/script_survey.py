@@ -14,7 +14,7 @@ from gputui.profiles.init.parsers import declared_options
 from gputui.profiles.init.script_options import Module, Option, Style
 from gputui.profiles.init.syntax import last_name
 
-MAX_BYTES = 2 << 20
+MAX_BYTES = 2 << 20  # generated code; parsing it would take seconds
 _ADD_OPTIONS = ("hydra", "hf", "lightning")
 """Styles of parsers with more options than a script declares."""
 

@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 from gputui.store.metrics.stored_lines import FilePosition, end_positions
 
-BLOCK_LINES = 32
-FAN = 16
+BLOCK_LINES = 32  # one entry of 80 bytes for each metric adds a few percent to so many lines
+FAN = 16  # all levels above the lowest together take a fifteenth of its room
 STRETCH_LINES = BLOCK_LINES * FAN
 
 ENTRY = struct.Struct("<4I4d2q2d")

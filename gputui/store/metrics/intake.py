@@ -10,7 +10,7 @@ from msgspec import Struct
 from gputui.core.text import clip
 from gputui.store.metrics.queries import latest
 
-_EXAMPLE_CHARACTERS = 60
+_EXAMPLE_CHARACTERS = 60  # beside the reason on one line of a terminal
 
 
 class Intake(Struct, frozen=True):

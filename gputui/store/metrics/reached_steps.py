@@ -7,8 +7,8 @@ import math
 
 from gputui.store.metrics.step_lines import LineFilter, SourceLines, StepLines
 
-_MOST_GAPS = 8
-_MOST_ATTEMPTS = 3
+_MOST_GAPS = 8  # a median over a few is enough, and each is a query
+_MOST_ATTEMPTS = 3  # older attempts may have had another pace
 
 
 def latest_step(lines: StepLines, attempt: int, at: float, since: float) -> int | None:

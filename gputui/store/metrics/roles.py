@@ -213,7 +213,7 @@ def stored_names(connection: sqlite3.Connection, run_id: str) -> list[str]:
     return [name for name in names if name not in _NO_MEASUREMENT and '"' not in name]
 
 
-_MOST_NAMES = 8
+_MOST_NAMES = 8  # more would not be read in a message
 
 
 def without_loss_words(run_id: str, roles: MetricRoles, names: Sequence[str]) -> str | None:
