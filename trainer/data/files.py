@@ -22,7 +22,7 @@ Source = TypeVar("Source")
 Content = TypeVar("Content")
 
 COUNTS_FILE = ".token_counts.json"
-_COUNTING_THREADS = 4
+_COUNTING_THREADS = 4  # enough for one disk's queue
 
 # Names, or starts of names, of folders and files with held-out samples, in the order of precedence.
 HELD_OUT_NAMES = ("val", "validation", "test")

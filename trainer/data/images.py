@@ -29,7 +29,7 @@ from trainer.preparing.documents import files_below
 
 _FORMATS = ("BMP", "JPEG", "PNG", "WEBP")
 _SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
-_HELD_OUT_ONE_IN = 10
+_HELD_OUT_ONE_IN = 10  # the usual tenth where a data set has no split of its own
 # Larger images are refused before they are decoded: a few kilobytes can unfold to gigabytes of pixels.
 _MAX_PIXELS = 2**26
 _TRIED = 16  # images looked at for one that can be decoded

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from trainer.data.contract import Indices, Split
 from trainer.errors import TrainerError
 
-_ROUNDS = 6
+_ROUNDS = 6  # of the network that permutes: with fewer, neighbours stay recognisable
 _CHUNK = 8192  # positions that are computed, and cached, together
 GAMMA = np.uint64(0x9E3779B97F4A7C15)  # by which splitmix64 moves on
 

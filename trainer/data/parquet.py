@@ -32,10 +32,10 @@ from trainer.data.text import BYTES, read_windows, window_count
 from trainer.errors import SettingsError, TrainerError, one_line
 from trainer.preparing.documents import open_parquet
 
-_HELD_OUT_ONE_IN = 10
+_HELD_OUT_ONE_IN = 10  # the usual tenth where a data set has no split of its own
 _CACHED = 4  # decoded row groups
 _PREFETCHED = 2  # less than _CACHED, so that prefetching never evicts the group in use
-_MAX_CLASSES = 1_000_000
+_MAX_CLASSES = 1_000_000  # a larger number is an id, not a class
 
 # Columns that can be used, by pyarrow's names of their types.
 _INTEGERS = r"u?int\d+"

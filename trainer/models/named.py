@@ -82,7 +82,7 @@ _VOCABULARY_UNIT = 64  # matrix products on GPUs are fast with such sizes; the f
 
 # Images up to this side get a stem that keeps their resolution; the usual one would leave 1/16 of their pixels.
 _SMALL_IMAGE = 64
-_MOST_PATCHES = 4096
+_MOST_PATCHES = 4096  # attention over more takes most of a GPU's memory for one image
 
 
 @dataclass(frozen=True)

@@ -151,8 +151,8 @@ def _mark(*, timing: bool = False) -> torch.cuda.Event:
 
 # --- Chrome traces, for chrome://tracing and https://ui.perfetto.dev --------------------------------------------------
 
-KEPT_TRACES = 5
-_TOP = 3
+KEPT_TRACES = 5  # each has tens of megabytes
+_TOP = 3  # of the slowest kernels: a line of the log
 
 
 @dataclass
