@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from typing import Any
 
-from gputui.agent.janitor import Janitor
+from gputui.agent.janitor import Tidying
 from gputui.agent.recording.recorder import Message, Recorder
 from gputui.core.config import Workspace, locate
 from gputui.machine.gpu_model import FastTick, GpuFacts, Inventory, SlowTick
@@ -42,7 +42,7 @@ def bytes_on_disk(gpus: int, hertz: float, seconds: float = HOUR) -> dict[str, A
     with _store() as (connection, workspace):
         now = [START]
         recorder = Recorder(connection, workspace.runs, lambda: now[0])
-        janitor = Janitor(workspace, recorder, 1 / hertz, lambda: now[0])
+        tidying = Tidying(workspace, recorder, 1 / hertz, lambda: now[0])
         facts = tuple(GpuFacts(f"GPU-{i}", i, "H200") for i in range(gpus))
         recorder.take([Inventory(START, "simulated", driver_version=None, gpus=facts)])
         noise = random.Random(7)
@@ -55,10 +55,10 @@ def bytes_on_disk(gpus: int, hertz: float, seconds: float = HOUR) -> dict[str, A
             recorder.flush()
             if now[0] >= tidy_at:
                 tidy_at = now[0] + TURN_SECONDS
-                turns += _turns(janitor)
+                turns += _turns(tidying)
         while True:
             now[0] += TURN_SECONDS
-            turns += _turns(janitor)
+            turns += _turns(tidying)
             if now[0] > START + seconds + SETTLED_SECONDS:
                 break
         samples, minutes = (sum(_bytes(connection, table) for table in tables) for tables in (SAMPLES, MINUTES))
@@ -72,12 +72,12 @@ def bytes_on_disk(gpus: int, hertz: float, seconds: float = HOUR) -> dict[str, A
     }
 
 
-def _turns(janitor: Janitor) -> Iterator[float]:
+def _turns(tidying: Tidying) -> Iterator[float]:
     """The processor time in seconds of each step, until nothing is left to do."""
     is_more = True
     while is_more:
         began = time.thread_time()
-        is_more = janitor.work()
+        is_more = tidying.work()
         yield time.thread_time() - began
 
 

@@ -13,7 +13,7 @@ from functools import partial
 import msgspec
 from msgspec import Struct
 
-from gputui.agent.janitor import Janitor, bound_log
+from gputui.agent.janitor import Janitor, Tidying, bound_log
 from gputui.agent.jobs import Jobs
 from gputui.agent.lifecycle.run_files import redactor_of
 from gputui.agent.recording.recorder import Recorder
@@ -136,7 +136,7 @@ class AgentContext(Struct, frozen=True):
             budget=TurnBudget(monotonic),
             jobs=jobs,
             recorder=recorder,
-            janitor=Janitor(workspace, recorder, interval_seconds, now),
+            janitor=Janitor(Tidying(workspace, recorder, interval_seconds, now)),
             ingest=MetricsIngest(connection, redactor_of=redactor, read_context=read_context),
         )
 

@@ -69,8 +69,8 @@ _EXPIRING = (
 
 
 @dataclass(slots=True)
-class Janitor:
-    """The upkeep of one store.
+class Tidying:
+    """The upkeep of one store, step by step.
 
     Attributes:
         interval_seconds: that of samples.
@@ -78,10 +78,11 @@ class Janitor:
         monotonic: returns seconds, for durations.
         writing: held by whoever writes.
         retention: the limits of record.yaml.
-        failure: the damage of the database that has ended the thread.
         has_lines: lines of removed runs are left.
         is_moving_log: the write-ahead log is being moved into the database.
         file: record.yaml.
+        _due: when a thing is due that is not done each time (monotonic), by its name.
+        _is_too_large: what cannot be deleted exceeds the limit, of which people were told.
     """
 
     workspace: Workspace
@@ -91,46 +92,15 @@ class Janitor:
     monotonic: Callable[[], float] = time.monotonic
     writing: threading.Lock = field(default_factory=threading.Lock)
     retention: Retention = field(default_factory=Retention)
-    failure: Exception | None = None
     has_lines: bool = False
     is_moving_log: bool = False
     file: SettingsFile[Retention] = field(init=False)
     _connection: sqlite3.Connection | None = None
-    _thread: threading.Thread | None = None
-    _is_called: threading.Event = field(default_factory=threading.Event)
-    _is_stopping: threading.Event = field(default_factory=threading.Event)
     _due: dict[str, float] = field(default_factory=dict)
     _is_too_large: bool = False
-    _problem: str | None = None
 
     def __post_init__(self) -> None:
         self.file = SettingsFile(self.workspace.record, load_retention)
-
-    # --- what the loop calls --------------------------------------------------------------------------------------
-
-    def start(self) -> None:
-        """Start the thread. Raises sqlite3.Error."""
-        self.has_lines = self.connection.execute(_NEXT_SOURCE).fetchone() is not None
-        self._thread = threading.Thread(target=self._run, name="janitor", daemon=True)
-        self._thread.start()
-
-    def call(self) -> None:
-        """Let the thread look for work, once a second. Raises its `failure`."""
-        if self.failure is not None:
-            raise self.failure
-        self._is_called.set()
-
-    def note_removal(self) -> None:
-        """Let the thread delete the lines of a run that was removed."""
-        self.has_lines = True
-        self._is_called.set()
-
-    def stop(self) -> None:
-        """End the thread; one that waits for the disk is left behind."""
-        self._is_stopping.set()
-        self._is_called.set()
-        if self._thread is not None:
-            self._thread.join(STOP_SECONDS)
 
     @property
     def is_log_late(self) -> bool:
@@ -140,8 +110,6 @@ class Janitor:
         a commit of the loop has to move it.
         """
         return self.is_moving_log and self._log_bytes() >= LONG_LOG_BYTES
-
-    # --- the thread -----------------------------------------------------------------------------------------------
 
     @property
     def connection(self) -> sqlite3.Connection:
@@ -157,34 +125,9 @@ class Janitor:
             self._connection.execute("PRAGMA foreign_keys = ON")
         return self._connection
 
-    def _run(self) -> None:
-        while not self._is_stopping.is_set():
-            self._is_called.wait()
-            self._is_called.clear()
-            try:
-                began = time.monotonic()
-                while not self._is_stopping.is_set() and self.work():
-                    # Half of the time belongs to the loop.
-                    self._is_stopping.wait(time.monotonic() - began)
-                    began = time.monotonic()
-                self._problem = None
-            except sqlite3.OperationalError as error:
-                if not is_locked(error):
-                    self._note(f"the record is not tidied until the database can be written: {error}")
-                    self._is_stopping.wait(FAILED_SECONDS)
-            except Exception as error:
-                if getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
-                    self.failure = error
-                    break
-                log.exception("the janitor")
-                self._note(f"the upkeep of the record failed: {error}")
-                self._is_stopping.wait(FAILED_SECONDS)
-        self.connection.close()
-
-    def _note(self, text: str) -> None:
-        if text != self._problem:
-            log.warning("%s", text)
-        self._problem = text
+    def look_for_lines(self) -> None:
+        """Find out whether lines of removed runs are left. Raises sqlite3.Error."""
+        self.has_lines = self.connection.execute(_NEXT_SOURCE).fetchone() is not None
 
     def work(self) -> bool:
         """Do one step of each thing that is due; True if more is left. Raises sqlite3.Error, OSError."""
@@ -307,7 +250,7 @@ class Janitor:
 
     def _warn_if_too_large(self) -> None:
         limit = self.retention.size_bytes
-        used = used_space(self.connection)[1]
+        _, used = used_space(self.connection)
         is_too_large = limit is not None and used > limit
         if is_too_large and not self._is_too_large:
             self._warn(
@@ -320,6 +263,80 @@ class Janitor:
     def _warn(self, kind: EventKind, text: str) -> None:
         with self.write() as connection:
             add_event(connection, NewEvent(kind, text, severity="warning"), now=self.now())
+
+
+class Janitor:
+    """The thread that tidies one store.
+
+    Attributes:
+        tidying: what it does.
+        failure: the damage of the database that has ended the thread.
+    """
+
+    def __init__(self, tidying: Tidying) -> None:
+        self.tidying = tidying
+        self.failure: Exception | None = None
+        self._thread: threading.Thread | None = None
+        self._is_called = threading.Event()
+        self._is_stopping = threading.Event()
+        self._problem: str | None = None
+
+    # --- what the loop calls --------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the thread. Raises sqlite3.Error."""
+        self.tidying.look_for_lines()
+        self._thread = threading.Thread(target=self._run, name="janitor", daemon=True)
+        self._thread.start()
+
+    def call(self) -> None:
+        """Let the thread look for work, once a second. Raises its `failure`."""
+        if self.failure is not None:
+            raise self.failure
+        self._is_called.set()
+
+    def note_removal(self) -> None:
+        """Let the thread delete the lines of a run that was removed."""
+        self.tidying.has_lines = True
+        self._is_called.set()
+
+    def stop(self) -> None:
+        """End the thread; one that waits for the disk is left behind."""
+        self._is_stopping.set()
+        self._is_called.set()
+        if self._thread is not None:
+            self._thread.join(STOP_SECONDS)
+
+    # --- the thread -----------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while not self._is_stopping.is_set():
+            self._is_called.wait()
+            self._is_called.clear()
+            try:
+                began = time.monotonic()
+                while not self._is_stopping.is_set() and self.tidying.work():
+                    # Half of the time belongs to the loop.
+                    self._is_stopping.wait(time.monotonic() - began)
+                    began = time.monotonic()
+                self._problem = None
+            except sqlite3.OperationalError as error:
+                if not is_locked(error):
+                    self._note(f"the record is not tidied until the database can be written: {error}")
+                    self._is_stopping.wait(FAILED_SECONDS)
+            except Exception as error:
+                if getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+                    self.failure = error
+                    break
+                log.exception("the janitor")
+                self._note(f"the upkeep of the record failed: {error}")
+                self._is_stopping.wait(FAILED_SECONDS)
+        self.tidying.connection.close()
+
+    def _note(self, text: str) -> None:
+        if text != self._problem:
+            log.warning("%s", text)
+        self._problem = text
 
 
 def bound_log(connection: sqlite3.Connection) -> None:

@@ -161,7 +161,7 @@ class Agent:
             barrier.begin_turn()
             self.context.budget.begin()
             try:
-                with self.context.janitor.writing:
+                with self.context.janitor.tidying.writing:
                     self._run_once(ready)
             except sqlite3.OperationalError as error:
                 # Another process holds the lock: nothing was changed, everything is tried again.
@@ -277,7 +277,7 @@ class Agent:
         self.supervisor.barrier.run("the choice of GPUs", self.supervisor.used_gpus.poll)
 
     def _pump(self) -> bool:
-        if self.context.janitor.is_log_late:
+        if self.context.janitor.tidying.is_log_late:
             return False
         # A turn has time for one long file, and those of ended attempts come first.
         is_short = self.supervisor.is_reading_rest()

@@ -10,7 +10,7 @@ from contextlib import closing, suppress
 
 import pytest
 
-from gputui.agent.janitor import LONG_LOG_BYTES, MOVED_AT_BYTES, Janitor, bound_log
+from gputui.agent.janitor import LONG_LOG_BYTES, MOVED_AT_BYTES, Janitor, Tidying, bound_log
 from gputui.agent.recording.recorder import Recorder
 from gputui.core.config import Workspace
 from gputui.machine.gpu_model import FastTick, GpuFacts, Inventory, SlowTick
@@ -46,10 +46,8 @@ class RecordedHome(Home):
     def begin(self) -> None:
         """Start an agent."""
         self.recorder = Recorder(self.connection, self.workspace.runs, lambda: self.now)
-        self.janitor = Janitor(self.workspace, self.recorder, self.step, lambda: self.now, lambda: self.uptime)
-        self.recorder.take(
-            [Inventory(self.now, "simulated", driver_version=None, gpus=(GpuFacts("GPU-0", 0, "H200"),))]
-        )
+        self.janitor = Janitor(Tidying(self.workspace, self.recorder, self.step, lambda: self.now, lambda: self.uptime))
+        self.recorder.take([Inventory(self.now, "simulated", None, (GpuFacts("GPU-0", 0, "H200"),))])
 
     def tick(self, utilization: float = 50.0, joules: float | None = None) -> None:
         """Take one sample of everything now."""
@@ -74,8 +72,8 @@ class RecordedHome(Home):
         self.work()
 
     def work(self) -> None:
-        self.janitor._due.clear()
-        while self.janitor.work():
+        self.janitor.tidying._due.clear()
+        while self.janitor.tidying.work():
             pass
 
 
@@ -138,7 +136,7 @@ def test_the_oldest_samples_go_when_the_record_is_too_large(home: RecordedHome) 
     home.record(6 * HOUR)
     home.tidy()
     used = used_space(home.connection)[1]
-    home.janitor.retention = Retention(size_bytes=used - (20 << 10))
+    home.janitor.tidying.retention = Retention(size_bytes=used - (20 << 10))
     home.work()
     (oldest, newest) = home.rows("SELECT min(at), max(at) FROM gpu_samples")[0]
     assert used_space(home.connection)[1] <= used - (20 << 10)
@@ -151,7 +149,7 @@ def test_on_a_full_disk_recording_stops_and_begins_again(home: RecordedHome, cap
     home.record(3 * HOUR)
     home.tidy()
     (pages,) = home.rows("PRAGMA page_count")[0]
-    for connection in (home.connection, home.janitor.connection):
+    for connection in (home.connection, home.janitor.tidying.connection):
         connection.execute(f"PRAGMA max_page_count = {pages}")
     stopped_at = home.now
     while home.recorder.flush():
@@ -169,7 +167,7 @@ def test_on_a_full_disk_recording_stops_and_begins_again(home: RecordedHome, cap
 
     # The limit that the user sets lets the oldest samples go, and that makes room.
     limit = used_space(home.connection)[1] - (300 << 10)
-    home.janitor.retention = Retention(size_bytes=limit)
+    home.janitor.tidying.retention = Retention(size_bytes=limit)
     home.work()
     assert home.recorder.flush()
     home.tidy()
@@ -196,11 +194,11 @@ def test_what_is_over_and_old_goes(home: RecordedHome) -> None:
         insert(connection, "events", at=at, severity="info", run_id=run_id, message=message)
         insert(connection, "commands", created_at=at, verb=message, actor="anna", state="done", answered_at=at)
         insert(connection, "gpu_events", at=at, uuid="GPU-0", event=message)
-    home.janitor.retention = Retention(events_seconds=None)
-    home.janitor.expire(400 * DAY)
+    home.janitor.tidying.retention = Retention(events_seconds=None)
+    home.janitor.tidying.expire(400 * DAY)
     assert len(remaining(connection, "subject_id", "alerts")) == 4, "kept for ever"
-    home.janitor.retention = Retention(events_seconds=365 * DAY)
-    home.janitor.expire(400 * DAY)
+    home.janitor.tidying.retention = Retention(events_seconds=365 * DAY)
+    home.janitor.tidying.expire(400 * DAY)
     assert remaining(connection, "subject_id", "alerts") == ["lasts", "new", "old but ended lately"]
     assert remaining(connection, "label", "notices") == ["unsent"]
     assert remaining(connection, "message", "events") == ["new", "run"]
@@ -221,14 +219,13 @@ def test_lines_of_removed_runs_go_in_small_transactions(home: RecordedHome) -> N
         )
     connection.execute("DELETE FROM runs WHERE run_id = 'gone-1'")
     counted = []
-    while home.janitor.work():
+    while home.janitor.tidying.work():
         counted += [count for (count,) in home.rows("SELECT count(*) FROM metrics")]
-        assert home.janitor.has_lines
+        assert home.janitor.tidying.has_lines
     assert max(before - after for before, after in zip([LINES + 500, *counted], counted, strict=False)) == 1000
     for table, left_over in (("metrics", 500), ("metric_envelopes", 2), ("metric_sources", 1)):
         assert home.rows(f"SELECT count(*) FROM {table}") == [(left_over,)]
-    assert not home.janitor.has_lines
-    assert home.rows("PRAGMA foreign_key_check") == []
+    assert not home.janitor.tidying.has_lines and home.rows("PRAGMA foreign_key_check") == []
 
 
 def test_the_log_is_moved_beside_the_loop_and_becomes_short_again(home: RecordedHome) -> None:
@@ -248,13 +245,13 @@ def test_the_log_is_moved_beside_the_loop_and_becomes_short_again(home: Recorded
 
 def test_under_the_lock_nothing_waits_for_the_disk_or_another_program(home: RecordedHome) -> None:
     bound_log(home.connection)
-    read = {name: pragma(home.janitor.connection, name) for name in ("synchronous", "wal_autocheckpoint")}
+    read = {name: pragma(home.janitor.tidying.connection, name) for name in ("synchronous", "wal_autocheckpoint")}
     assert read == {"synchronous": 1, "wal_autocheckpoint": 0}
     home.connection.execute("BEGIN IMMEDIATE")
     home.now += 500 * DAY
     began = time.monotonic()
     with pytest.raises(sqlite3.OperationalError):
-        home.janitor.expire(home.now)
+        home.janitor.tidying.expire(home.now)
     assert time.monotonic() - began < 2.0
     home.connection.execute("ROLLBACK")
 
@@ -267,7 +264,7 @@ def test_the_thread_waits_for_the_turn_of_the_loop(home: RecordedHome) -> None:
     home.pass_time(200.0)
     home.tick()
     assert home.recorder.flush()
-    with home.janitor.writing:
+    with home.janitor.tidying.writing:
         home.janitor.start()
         home.janitor.call()
         wait_until(lambda: not home.janitor._is_called.is_set())

@@ -198,7 +198,7 @@ class Supervisor:
         self._adopt_attempts()
         first_error: sqlite3.OperationalError | None = None
         # All attempts that end in this turn share one budget.
-        seconds = 0.0 if self.context.janitor.is_log_late else READ_SECONDS
+        seconds = 0.0 if self.context.janitor.tidying.is_log_late else READ_SECONDS
         read_until = self.context.monotonic() + seconds
         if not self.unstepped_ends:
             self.unstepped_ends = [run_id for run_id, live in self.attempts.items() if not live.is_running][::-1]
@@ -326,7 +326,7 @@ class Supervisor:
     def next_due(self) -> float:
         """Monotonic time of the next timed action; infinite if there is none."""
         now = self.context.monotonic()
-        is_reading = self.is_reading_rest() and not self.context.janitor.is_log_late
+        is_reading = self.is_reading_rest() and not self.context.janitor.tidying.is_log_late
         # What the last turn had no time for.
         is_behind = self.unstepped or self.unstepped_ends or self.has_more_to_start or self.health.waiting
         if is_behind or is_reading:
@@ -346,7 +346,7 @@ class Supervisor:
         """Return whether a run needs an agent."""
         context = self.context
         has_work = self.attempts or self.holds.entries or self.retention.noted
-        if has_work or context.jobs.is_busy or context.janitor.has_lines:
+        if has_work or context.jobs.is_busy or context.janitor.tidying.has_lines:
             return True
         return active_run_count(context.connection) > 0 or notices.is_owing(context.connection)
 

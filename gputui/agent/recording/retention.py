@@ -70,7 +70,8 @@ class Pruning(NamedTuple):
 
         rolled_up = self._rolled_up_until()
         limit_bytes = retention.size_bytes
-        if limit_bytes is not None and used_space(self.connection)[1] > limit_bytes * (1 - SIZE_SLACK):
+        _, used_bytes = used_space(self.connection)
+        if limit_bytes is not None and used_bytes > limit_bytes * (1 - SIZE_SLACK):
             samples_limit = minutes_limit = rolled_up
         else:
             samples_limit = min(older_than(retention.raw_seconds), rolled_up)
