@@ -19,11 +19,12 @@ from gputui.core.text import SEQUENCE
 from gputui.runs.logs import lines_of
 
 MAX_MESSAGE_LINES = 40  # the longest messages of torch, with hints
+MAX_STRANGE_LINES = 3  # other processes may write in between
 MAX_FRAMES = 30  # as many as a person looks at
 
 # A NUL at the end of a native message appears before the next line.
-_PREFIX = re.compile(r"^\x00*(?:\[default\d+\]:)?(\[rank\d+\]:[ ]?)?")
-_RANKED = re.compile(r"^\x00*(?:\[default(?=\d+\]:)|\[rank(?=\d+\]:))(\d+)\]:")
+_PREFIX = re.compile(r"^\x00*(?:\[default\d+\]:)?(?P<rank>\[rank\d+\]:[ ]?)?")
+_RANKED = re.compile(r"^\x00*(?:\[default(?=\d+\]:)|\[rank(?=\d+\]:))(?P<rank>\d+)\]:")
 _HEADER = "Traceback (most recent call last):"
 # Fields of the JSON lines of structlog, python-json-logger and loguru.
 _EXCEPTION_VALUE = '"exc_value"'
@@ -123,13 +124,7 @@ def plain(text: str) -> str:
     # Before long lines are cut, after which they are no JSON.
     unfolded = (part for line in SEQUENCE.sub("", text).split("\n") for part in _unfolded(line))
     lines = lines_of("\n".join(unfolded))
-    prefixes: set[str] = set()
-    for at, line in enumerate(lines):
-        if (match := _ANCHOR.search(line)) is not None and line[: match.start()].strip():
-            prefix = _DIGITS.sub(r"\\d+", re.escape(line[: match.start()]))
-            follows = re.compile(prefix + _FOLLOWS)
-            if any(follows.match(after) for after in lines[at + 1 : at + MAX_FRAMES]):
-                prefixes.add(prefix)
+    prefixes = _prefixes(lines)
     if prefixes:
         # Of two prefixes that begin alike the longer one is removed.
         pattern = re.compile("|".join(sorted(prefixes, key=len, reverse=True)))
@@ -137,6 +132,22 @@ def plain(text: str) -> str:
             if match := pattern.match(line):
                 lines[at] = line[match.end() :]
     return _joined(lines)
+
+
+def _prefixes(lines: Sequence[str]) -> set[str]:
+    """Patterns of what other programs write before the lines of a traceback."""
+    prefixes: set[str] = set()
+    for at, line in enumerate(lines):
+        anchor = _ANCHOR.search(line)
+        if anchor is None:
+            continue
+        before = line[: anchor.start()]
+        if before.strip():
+            prefix = _DIGITS.sub(r"\\d+", re.escape(before))
+            follows = re.compile(prefix + _FOLLOWS)
+            if any(follows.match(after) for after in lines[at + 1 : at + MAX_FRAMES]):
+                prefixes.add(prefix)
+    return prefixes
 
 
 def _unfolded(line: str) -> list[str]:
@@ -217,7 +228,7 @@ def by_rank(text: str) -> tuple[str, dict[int, str]]:
     for line in lines_of(text):
         rank = None
         if (match := _RANKED.match(line)) is not None:
-            rank = int(match[1])
+            rank = int(match["rank"])
         of_rank.setdefault(rank, []).append(line)
     unranked = _joined(of_rank.pop(None))
     return unranked, {rank: _joined(lines) for rank, lines in of_rank.items() if rank is not None}
@@ -227,7 +238,7 @@ def last_chain(text: str, skip: Callable[[Chain], bool] = lambda _: False) -> Ch
     """The last exception of a log, with its causes, or None. Exceptions to ``skip`` are passed
     over; their lines do not count as trailing."""
     matches = ((line, _PREFIX.match(line)) for line in lines_of(text))
-    lines = [_Line(line[match.end() :], match[1] is not None) for line, match in matches if match]
+    lines = [_Line(line[match.end() :], match["rank"] is not None) for line, match in matches if match]
     behind: list[str] = []
     for span in reversed(_spans(lines)):
         behind = [*(line.text for line in lines[span.end :]), *behind]
@@ -256,15 +267,19 @@ def _spans(lines: Sequence[_Line]) -> list[_Span]:
         raised, end = parsed
         start = at
         causes: tuple[Raised, ...] = ()
-        if spans:
-            between = [line.text for line in lines[spans[-1].end : at] if line.text]
-            if len(between) == 1 and between[0] in _LINKS:
-                before = spans.pop()
-                start = before.start
-                causes = before.chain.raised
+        if spans and _is_link(lines[spans[-1].end : at]):
+            before = spans.pop()
+            start = before.start
+            causes = before.chain.raised
         spans.append(_Span(Chain((*causes, raised), 0, lines[at].ranked), start, end))
         at = end
     return spans
+
+
+def _is_link(lines: Iterable[_Line]) -> bool:
+    """Return whether the lines between two exceptions say that one was raised from the other."""
+    texts = [line.text for line in lines if line.text]
+    return len(texts) == 1 and texts[0] in _LINKS
 
 
 def parse_message(text: str, callstack: str | None = None) -> Chain:
@@ -284,7 +299,6 @@ def parse_message(text: str, callstack: str | None = None) -> Chain:
 
 def _traceback(lines: Sequence[_Line], header: int) -> tuple[Raised, int] | None:
     """The exception below a header, and the number of the line after it."""
-    # Other processes may write in between: a few unexpected lines are skipped.
     strange = 0
     for at in range(header + 1, len(lines)):
         line = lines[at].text
@@ -298,7 +312,7 @@ def _traceback(lines: Sequence[_Line], header: int) -> tuple[Raised, int] | None
             message = "\n".join([message, *more]).strip()
             return Raised(type_name, message, *_frames(lines[header:at])), end
         strange += 1
-        if line.endswith(_HEADER) or strange > 3:
+        if line.endswith(_HEADER) or strange > MAX_STRANGE_LINES:
             return None
     return None
 

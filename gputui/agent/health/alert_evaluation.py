@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import sqlite3
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, cast
 
@@ -19,6 +19,7 @@ from gputui.agent.lifecycle.live_attempt import LiveAttempt
 from gputui.core import units
 from gputui.core.text import clean
 from gputui.core.yaml_forms.problems import ProfileError
+from gputui.machine.gpu_model import GpuFacts
 from gputui.profiles.home_files import SettingsFile, load_alerts
 from gputui.recovery.kinds import kind_of
 from gputui.recovery.watch.engine import AlertChange, Engine, Key, sentence
@@ -28,6 +29,7 @@ from gputui.recovery.watch.metric_history import OLD_SECONDS
 from gputui.recovery.watch.overrides import Overrides, of_profile, with_overrides
 from gputui.recovery.watch.rules import RULES, Observation, RuleSet, SubjectKind
 from gputui.runs.repository import transaction
+from gputui.runs.spec import RunSpec
 from gputui.runs.stored_spec import spec_of
 from gputui.store import alerts
 from gputui.store.alerts import AlertView
@@ -165,9 +167,7 @@ class AlertEvaluation:
             spec = spec_of(run)
             profile = of_profile(spec.alerts)
             if record is not None:
-                rate = record.params.get(spec.role("lr", record.params) or "")
-                if isinstance(rate, int | float) and not isinstance(rate, bool):
-                    peak = float(rate)
+                peak = _rate_in(record, spec)
         rules = with_overrides(self.machine, profile.rules, "profile")
         self.runs[run_id] = RunRules(rules, profile.schedule, number, peak)
         return self.runs[run_id]
@@ -194,38 +194,33 @@ class AlertEvaluation:
 
     def _judge_gpus(self, training: Mapping[str, LiveAttempt]) -> None:
         recorder = self.context.recorder
-        is_fresh = self._is_fresh(recorder.fast_at)
         xids = self._new_xids()
         claims = {uuid: live.record for live in training.values() for uuid in live.record.gpus}
         for uuid, facts in recorder.facts.items():
+            record = claims.get(uuid)
             rules = self.machine
             run_id = None
-            training_attempt = None
-            record = claims.get(uuid)
             if record is not None:
                 run_id = record.run_id
                 rules = self._rules_of(run_id, record).rules
-                training_attempt = (run_id, record.number)
-            sample = None
-            slow = None
-            holder = None
-            if is_fresh:
-                sample = recorder.fast.get(uuid)
-                slow = recorder.slow.get(uuid)
-            if sample is not None and sample.utilization_percent == 0:
-                holder = self._holder(uuid)
-            moment = GpuMoment(
-                facts,
-                sample,
-                slow=slow,
-                training=training_attempt,
-                holder=holder,
-                xids=xids.get(uuid, ()),
-            )
+            moment = self._moment(facts, record, xids.get(uuid, ()))
             observations = self.gpus.setdefault(uuid, GpuWatch()).observe(moment, self.elapsed, rules)
             self._judge(AlertSubject("gpu", uuid, f"GPU {facts.index}", rules, run_id), observations)
         if recorder.inventory is not None and recorder.inventory.problem is None:
             self._end_alerts_of_missing_gpus()
+
+    def _moment(self, facts: GpuFacts, record: Attempt | None, xids: Sequence[int]) -> GpuMoment:
+        """What is known of a GPU now, with the attempt that trains on it."""
+        recorder = self.context.recorder
+        training = None if record is None else (record.run_id, record.number)
+        if not self._is_fresh(recorder.fast_at):
+            return GpuMoment(facts, training=training, xids=xids)
+        sample = recorder.fast.get(facts.uuid)
+        holder = None
+        if sample is not None and sample.utilization_percent == 0:
+            holder = self._holder(facts.uuid)
+        slow = recorder.slow.get(facts.uuid)
+        return GpuMoment(facts, sample, slow=slow, training=training, holder=holder, xids=xids)
 
     def _new_xids(self) -> dict[str, list[int]]:
         """The codes of XIDs since the last call, by GPU."""
@@ -335,6 +330,14 @@ class AlertEvaluation:
             text = f"{rule.title} ({alert.subject_name}): resolved after {lasted}, {change.why}"
         event = NewEvent(kind, text, key=rule.id, severity=severity, subject="alert", run_id=alert.run_id)
         add_event(self.context.connection, event, now=at)
+
+
+def _rate_in(record: Attempt, spec: RunSpec) -> float | None:
+    """The learning rate among an attempt's parameters; None if it has none."""
+    rate = record.params.get(spec.role("lr", record.params) or "")
+    if isinstance(rate, int | float) and not isinstance(rate, bool):
+        return float(rate)
+    return None
 
 
 def _finite(number: float | None) -> float | None:

@@ -96,8 +96,9 @@ def doing(
     """Determine the activity of a rank, of one or several processes, between two snapshots.
 
     Args:
-        earlier, later: the rank's processes in each.
-        seconds: between them.
+        earlier: the rank's processes in the first snapshot.
+        later: the rank's processes in the second.
+        seconds: the time between the snapshots.
         silent_seconds: processes that are younger were started in the silence.
         is_only: the attempt has no other rank.
     """
@@ -221,34 +222,43 @@ def _evident(silence: ProgressSilence, activity: RankActivity) -> Observation | 
 
 def _overdue(silence: ProgressSilence, activity: RankActivity) -> Observation:
     """The verdict on a silence that is longer than explained."""
-    ranks = activity.ranks
-    busy = activity.busy
     missing = "no first step" if silence.phase == "start" else "nothing new"
     lasts = units.duration(silence.seconds)
     explained = units.duration(silence.allowed_seconds)
     quiet = f"{missing} for {lasts} where its history explains {explained}"
-    if len(activity.that(Doing.STOPPED)) == len(ranks) and (activity.launcher_stopped or None in ranks):
+    is_all_stopped = len(activity.that(Doing.STOPPED)) == len(activity.ranks)
+    if is_all_stopped and (activity.launcher_stopped or None in activity.ranks):
         return _seen(silence, "paused", f"all of it is stopped by a signal, {quiet}")
-    if not busy and activity.exchanges:
+    if activity.busy:
+        return _overdue_busy(silence, activity, quiet)
+    return _overdue_idle(silence, activity, quiet)
+
+
+def _overdue_idle(silence: ProgressSilence, activity: RankActivity, quiet: str) -> Observation:
+    """The verdict on ranks of which none is at work, unless another program explains that."""
+    if activity.exchanges:
         return _seen(silence, "slow", f"it exchanges data with another program, {quiet}")
-    is_long = silence.seconds > silence.long_seconds
-    if not busy and not is_long and activity.has_program:
-        return _seen(silence, "slow", f"it waits for a program that it started, {quiet}")
-    if not busy and not is_long and not activity.is_closed and not activity.that(Doing.STOPPED, Doing.GONE):
-        return _seen(silence, "slow", f"it waits with an open connection to another program, {quiet}")
-    if not busy and activity.meets:
+    if silence.seconds <= silence.long_seconds:
+        if activity.has_program:
+            return _seen(silence, "slow", f"it waits for a program that it started, {quiet}")
+        if not activity.is_closed and not activity.that(Doing.STOPPED, Doing.GONE):
+            return _seen(silence, "slow", f"it waits with an open connection to another program, {quiet}")
+    if activity.meets:
         return _hang(silence, activity, quiet)
-    if not busy:
-        return _seen(silence, "slow", f"it neither computes nor reads or writes, {quiet}")
-    first = busy[0]
-    is_alone = len(busy) == 1
-    if is_alone and len(ranks) > 1 and ranks[first] is Doing.COMPUTING:
+    return _seen(silence, "slow", f"it neither computes nor reads or writes, {quiet}")
+
+
+def _overdue_busy(silence: ProgressSilence, activity: RankActivity, quiet: str) -> Observation:
+    """The verdict on ranks of which some are at work: a hang if one has computed alone for very long."""
+    first, *others = activity.busy
+    does = activity.ranks[first]
+    if not others and len(activity.ranks) > 1 and does is Doing.COMPUTING:
         longest = max(LONE_WORKER_SECONDS, LONE_WORKER_FACTOR * silence.allowed_seconds)
         if min(silence.seconds, activity.alone_seconds) > longest:
             return _seen(silence, "hang", f"it computes while all others wait for it, {quiet}", first)
     name = "it" if first is None else f"rank {first}"
-    lone_rank = first if is_alone else None
-    return _seen(silence, "slow", f"{quiet}; {name} {ranks[first]}", lone_rank)
+    lone_rank = None if others else first
+    return _seen(silence, "slow", f"{quiet}; {name} {does}", lone_rank)
 
 
 def _hang(silence: ProgressSilence, activity: RankActivity, quiet: str, hold_seconds: float = 0.0) -> Observation:
