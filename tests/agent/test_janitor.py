@@ -225,7 +225,8 @@ def test_lines_of_removed_runs_go_in_small_transactions(home: RecordedHome) -> N
     assert max(before - after for before, after in zip([LINES + 500, *counted], counted, strict=False)) == 1000
     for table, left_over in (("metrics", 500), ("metric_envelopes", 2), ("metric_sources", 1)):
         assert home.rows(f"SELECT count(*) FROM {table}") == [(left_over,)]
-    assert not home.janitor.tidying.has_lines and home.rows("PRAGMA foreign_key_check") == []
+    assert not home.janitor.tidying.has_lines
+    assert home.rows("PRAGMA foreign_key_check") == []
 
 
 def test_the_log_is_moved_beside_the_loop_and_becomes_short_again(home: RecordedHome) -> None:

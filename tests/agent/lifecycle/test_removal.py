@@ -70,10 +70,12 @@ def test_a_long_run_is_gone_at_once_and_its_lines_are_left_to_the_janitor(superv
     assert get_run(connection, "a-1") is None
     assert not supervisor.context.workspace.run_dir("a-1").exists()
     # The command did not wait for the deletion: all lines are still there.
-    assert count(connection, "metrics") == LINES + 500 and supervisor.is_busy()
+    assert count(connection, "metrics") == LINES + 500
+    assert supervisor.is_busy()
     while janitor.tidying.work():
         assert supervisor.is_busy()
-    assert count(connection, "metrics") == 500 and not janitor.tidying.has_lines
+    assert count(connection, "metrics") == 500
+    assert not janitor.tidying.has_lines
     wait_until(lambda: not removed_folders(supervisor.context.workspace))
 
 
@@ -89,7 +91,8 @@ def test_what_cannot_be_removed_loses_nothing(supervisor: Supervisor, monkeypatc
         assert dispatch.answer_all(supervisor) == 0
     assert commands.answer(supervisor.context.connection, command_id) is None
     assert (supervisor.context.workspace.run_dir("a-1") / "model.pt").read_bytes() == b"weights"
-    assert count(supervisor.context.connection, "metrics") == 10 and not supervisor.context.janitor.tidying.has_lines
+    assert count(supervisor.context.connection, "metrics") == 10
+    assert not supervisor.context.janitor.tidying.has_lines
 
 
 def test_a_folder_moved_for_a_removal_that_never_happened_is_put_back(supervisor: Supervisor) -> None:
