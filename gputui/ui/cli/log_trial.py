@@ -8,8 +8,8 @@ from pathlib import Path
 from gputui.core import units
 from gputui.core.text import clean
 from gputui.metrics.draw.bins import reduce
-from gputui.metrics.draw.export import plot_text
 from gputui.metrics.draw.glyphs import sparkline
+from gputui.metrics.draw.plot_text import plot_text
 from gputui.metrics.formats import Reading, format_named
 from gputui.metrics.log_trial import Trial, try_log
 from gputui.profiles.profile_file import Profile

@@ -120,7 +120,7 @@ def _none_words(connection: sqlite3.Connection, run: Run) -> str:
 
 def draw(data: ChartData, title: str, width: int, *, log_y: bool) -> None:
     """Plot the curves on standard output."""
-    from gputui.metrics.draw.export import plot_text
+    from gputui.metrics.draw.plot_text import plot_text
 
     series = [(curve.name, curve.smooth or curve.bins) for curve in data.curves.values()]
     label = _AXIS_NAMES[data.request.axis]

@@ -19,12 +19,12 @@ from gputui.metrics.draw.export import (
     csv_text,
     export,
     kind_of,
-    plot_text,
     png_bytes,
     svg_text,
 )
 from gputui.metrics.draw.parts import Chart, Curve, Marker, XAxis, YAxis
 from gputui.metrics.draw.picture import Label, Path, picture
+from gputui.metrics.draw.plot_text import plot_text
 
 POINTS = [(float(step), 8 * math.exp(-step / 900) + 1) for step in range(5000)]
 DRAWING = Chart(
