@@ -13,7 +13,7 @@ from gputui.metrics.draw.parts import Chart, Curve
 from gputui.metrics.draw.picture import Label, Path, Picture, picture
 
 if TYPE_CHECKING:
-    from PIL.Image import Image
+    from PIL.Image import Image as PilImage
 
 ExportKind = Literal["csv", "svg", "png"]
 
@@ -96,10 +96,10 @@ def _svg_element(shape: Label | Path) -> str:
 def png_bytes(sheet: Picture, scale: int = PNG_SCALE) -> bytes:
     """A picture as PNG, ``scale`` pixels to a unit. Raises ChartExportError without pillow."""
     try:
-        from PIL.Image import new
+        from PIL import Image
     except ImportError:
         raise ChartExportError("a PNG needs pillow: pip install pillow, or export .svg") from None
-    image = new("RGB", (sheet.width * scale, sheet.height * scale), "#ffffff")
+    image = Image.new("RGB", (sheet.width * scale, sheet.height * scale), "#ffffff")
     for shape in sheet.shapes:
         if isinstance(shape, Label):
             _draw_label(image, shape, scale)
@@ -112,7 +112,7 @@ def png_bytes(sheet: Picture, scale: int = PNG_SCALE) -> bytes:
     return target.getvalue()
 
 
-def _draw_label(image: Image, label: Label, scale: int) -> None:
+def _draw_label(image: PilImage, label: Label, scale: int) -> None:
     from PIL import ImageDraw, ImageFont
 
     font = ImageFont.load_default(label.size * scale)
@@ -121,17 +121,16 @@ def _draw_label(image: Image, label: Label, scale: int) -> None:
     ImageDraw.Draw(image).text((x * scale, y * scale), text, label.colour, font, _ANCHORS[label.anchor])
 
 
-def _draw_area(image: Image, area: Path, scale: int) -> None:
+def _draw_area(image: PilImage, area: Path, scale: int) -> None:
     """Lay a colour over what is drawn already."""
-    from PIL import ImageDraw
-    from PIL.Image import new
+    from PIL import Image, ImageDraw
 
-    faint = new("L", image.size, 0)
+    faint = Image.new("L", image.size, 0)
     ImageDraw.Draw(faint).polygon(_pixels(area, scale), fill=round(255 * _AREA_OPACITY))
     image.paste(area.colour, (0, 0, *image.size), faint)
 
 
-def _draw_line(image: Image, line: Path, scale: int) -> None:
+def _draw_line(image: PilImage, line: Path, scale: int) -> None:
     """Draw a line, a vertical dashed one, or a dot where all points are the same."""
     from PIL import ImageDraw
 
