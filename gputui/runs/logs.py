@@ -49,7 +49,7 @@ class RankLog(Struct, frozen=True):
     path: Path
 
 
-class VisibleLines(Struct, frozen=True):
+class LogWindow(Struct, frozen=True):
     """A piece of a log.
 
     Attributes:
@@ -180,7 +180,7 @@ def tail_text(path: Path, max_bytes: int, max_characters: int = MAX_LINE_CHARACT
 
 def read_window(
     path: Path, offset: int, max_bytes: int, *, partial: bool = False, as_written: bool = False
-) -> VisibleLines:
+) -> LogWindow:
     """Read whole lines of a log.
 
     Args:
@@ -202,7 +202,7 @@ def read_window(
         text = "\n".join(lines)
         if lines and data[end - 1 : end] in (b"\n", b"\r"):
             text += "\n"
-    return VisibleLines(text, start, start + end, size)
+    return LogWindow(text, start, start + end, size)
 
 
 def _modified_ns(path: Path) -> int:

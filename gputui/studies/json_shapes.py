@@ -94,16 +94,16 @@ def report_shape(findings: StudyFindings) -> dict[str, Any]:
     from gputui.studies.importances import evaluate_importances
     from gputui.studies.report import saved_share, winner_command
 
-    spec = findings.spec
-    trials = findings.trials
+    spec = findings.results.spec
+    trials = findings.results.trials
     best = [
         {**_trial_shape(trial), "command": winner_command(findings, trial)}
         for trial in rank_trials(trials, spec.objectives)
     ]
     return {
-        **_study_shape(findings.study, spec, trials, findings.gpu_hours),
+        **_study_shape(findings.results.study, spec, trials, findings.results.gpu_hours),
         "best": best,
-        "running_seconds": findings.running_seconds,
+        "running_seconds": findings.results.running_seconds,
         "saved_share": saved_share(spec, trials),
         "importances": [msgspec.structs.asdict(importance) for importance in evaluate_importances(trials, spec)]
         or None,

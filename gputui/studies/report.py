@@ -29,22 +29,13 @@ from gputui.reports.pages import render
 from gputui.runs.command import assignments
 from gputui.runs.spec import RunSpec, SpecError
 from gputui.runs.submission import read_spec
-from gputui.store.studies import (
-    OUTSIDE,
-    RungValue,
-    StudyRecord,
-    TrialRecord,
-    TrialState,
-    read_trials,
-    rungs_by_trial,
-    study_gpu_hours,
-    study_wall_seconds,
-)
+from gputui.store.studies import OUTSIDE, StudyRecord, TrialRecord, TrialState
 from gputui.studies import pictures
 from gputui.studies.analysis import rank_trials, split_by_objective, state_counts
 from gputui.studies.importances import evaluate_importances
+from gputui.studies.results import StudyResults, read_results
 from gputui.studies.rows import SPEC_FILE
-from gputui.studies.spec import Objective, StudySpec, study_spec
+from gputui.studies.spec import Objective, StudySpec
 from gputui.studies.study_file import gpus_of
 
 BEST_SHOWN = 5
@@ -58,24 +49,13 @@ class StudyFindings(Struct, frozen=True):
     """The input of a report.
 
     Attributes:
-        study: the stored study.
-        spec: its specification.
-        trials: all its trials.
-        rungs: the values at rungs by trial.
-        gpu_hours: the GPU-hours of its trials.
-        running_seconds: how long it ran, without its pauses.
-        now: the time of the findings, in UTC unix seconds.
+        now: the time of the results, UTC unix seconds.
         run_words: the words of `gputui run` that name the profile and, where they differ from it,
             the GPUs of a trial.
         typed: the command that was typed for a study without a profile; empty with one.
     """
 
-    study: StudyRecord
-    spec: StudySpec
-    trials: Sequence[TrialRecord]
-    rungs: Mapping[int, Sequence[RungValue]]
-    gpu_hours: float
-    running_seconds: float
+    results: StudyResults
     now: float
     run_words: Sequence[str]
     typed: Sequence[str] = ()
@@ -103,24 +83,13 @@ def read_findings(
     connection: sqlite3.Connection, workspace: Workspace, study: StudyRecord, now: float, at: float | None = None
 ) -> StudyFindings:
     """The findings of a study, now or at a past time. Raises sqlite3.Error."""
-    study_id = study.study_id
-    spec = study_spec(study)
-    end_at = now if at is None else at
+    results = read_results(connection, study, now, at)
     base: RunSpec | None = None
     with suppress(SpecError):
-        base = read_spec(workspace.studies / study_id / SPEC_FILE)
+        base = read_spec(workspace.studies / study.study_id / SPEC_FILE)
     typed = () if base is None else redact_argv(base.typed)
-    return StudyFindings(
-        study,
-        spec,
-        read_trials(connection, study_id, at),
-        rungs=rungs_by_trial(connection, study_id, at),
-        gpu_hours=study_gpu_hours(connection, study_id, end_at),
-        running_seconds=study_wall_seconds(connection, study_id, end_at),
-        now=end_at,
-        run_words=_run_words(workspace, base, spec),
-        typed=typed,
-    )
+    moment = now if at is None else at
+    return StudyFindings(results, moment, _run_words(workspace, base, results.spec), typed)
 
 
 def _run_words(workspace: Workspace, base: RunSpec | None, spec: StudySpec) -> list[str]:
@@ -173,14 +142,14 @@ def contents(findings: StudyFindings) -> dict[str, bytes]:
 
 
 def _render(template: str, findings: StudyFindings, sections: Sequence[_Section], **more: Any) -> str:
-    spec = findings.spec
-    saved = saved_share(spec, findings.trials)
+    spec = findings.results.spec
+    saved = saved_share(spec, findings.results.trials)
     saved_text = None
     if saved is not None:
         saved_text = percent(saved * 100)
     return render(
         template,
-        title=f"Study {findings.study.study_id}",
+        title=f"Study {findings.results.study.study_id}",
         goals=spec.objectives,
         profile=spec.profile,
         target=spec.target_name,
@@ -206,16 +175,16 @@ def _method_words(spec: StudySpec) -> str:
 
 def _outcome_words(findings: StudyFindings) -> str:
     """The state of a study with its reason, duration and cost, and the number of its trials."""
-    study = findings.study
-    states = state_counts(findings.trials)
+    study = findings.results.study
+    states = state_counts(findings.results.trials)
     counts = ", ".join(f"{states[state]} {state}" for state in TrialState if states.get(state))
     used = ""
-    if findings.gpu_hours:
-        used = f", {gpu_hours(findings.gpu_hours)} GPU-hours"
+    if findings.results.gpu_hours:
+        used = f", {gpu_hours(findings.results.gpu_hours)} GPU-hours"
     why = ""
     if study.reason:
         why = f" ({study.reason})"
-    duration_words = duration(findings.running_seconds)
+    duration_words = duration(findings.results.running_seconds)
     return f"{study.state.capitalize()}{why} after {duration_words}{used}. Trials: {counts or 'none'}."
 
 
@@ -235,11 +204,12 @@ def _safe_svg(section: _Section, name: str) -> Markup:
 def winner_command(findings: StudyFindings, trial: TrialRecord) -> str:
     """The command that trains a trial's point, to the last digit, as a separate run. A member of a
     population goes through its whole lineage again."""
-    if findings.spec.pbt is not None and trial.origin != OUTSIDE:
-        file = f"{findings.study.study_id}-t{trial.number}.yaml"
-        export = ["gputui", "study", "export", findings.study.study_id, file, "--lineage", "--trial", str(trial.number)]
+    if findings.results.spec.pbt is not None and trial.origin != OUTSIDE:
+        study_id = findings.results.study.study_id
+        file = f"{study_id}-t{trial.number}.yaml"
+        export = ["gputui", "study", "export", study_id, file, "--lineage", "--trial", str(trial.number)]
         return f"{shlex.join(export)} && {shlex.join(['gputui', 'run', f'./{file}'])}"
-    values = {**findings.spec.params, **trial.params}
+    values = {**findings.results.spec.params, **trial.params}
     command = ["gputui", "run", *findings.run_words]
     for assignment in assignments(values):
         command += ["--set", assignment]
@@ -266,8 +236,8 @@ def _sections(findings: StudyFindings) -> list[_Section]:
 
 
 def _best(findings: StudyFindings) -> Iterator[_Section]:
-    spec = findings.spec
-    best = rank_trials(findings.trials, spec.objectives, most=BEST_SHOWN)
+    spec = findings.results.spec
+    best = rank_trials(findings.results.trials, spec.objectives, most=BEST_SHOWN)
     if not best:
         yield _Section("No trial is complete yet")
         return
@@ -295,9 +265,9 @@ def _best(findings: StudyFindings) -> Iterator[_Section]:
 
 
 def _curves(findings: StudyFindings) -> Iterator[_Section]:
-    spec = findings.spec
-    trials = findings.trials
-    rungs = findings.rungs
+    spec = findings.results.spec
+    trials = findings.results.trials
+    rungs = findings.results.rungs
     if not any(trial.ended_at is not None for trial in trials):
         return
     for objective, ranked_trials in split_by_objective(trials, spec.objectives):
@@ -312,17 +282,17 @@ def _curves(findings: StudyFindings) -> Iterator[_Section]:
 
 
 def _importances(findings: StudyFindings) -> Iterator[_Section]:
-    spec = findings.spec
+    spec = findings.results.spec
     dimensions = {dimension.name: dimension for dimension in spec.space}
-    by_importance = evaluate_importances(findings.trials, spec)
-    for objective, trials in split_by_objective(findings.trials, spec.objectives):
+    by_importance = evaluate_importances(findings.results.trials, spec)
+    for objective, trials in split_by_objective(findings.results.trials, spec.objectives):
         rows = []
         drawings = {}
         for importance in (candidate for candidate in by_importance if candidate.objective == objective.metric):
             title, name = _of_objective(spec, objective, "What mattered", f"over-{_file_name(importance.name)}")
             rows.append([importance.name, percent(importance.share * 100)])
             drawings[name] = pictures.draw_over_parameter(
-                trials, findings.rungs, dimensions[importance.name], objective
+                trials, findings.results.rungs, dimensions[importance.name], objective
             )
         if rows:
             yield _Section(title, ["parameter", "importance"], rows, drawings=drawings)
@@ -340,7 +310,7 @@ def _file_name(name: str) -> str:
 
 
 def _lineage(findings: StudyFindings) -> Iterator[_Section]:
-    tuned = findings.spec.tuned
+    tuned = findings.results.spec.tuned
     rows = [
         [
             str(trial.number),
@@ -348,7 +318,7 @@ def _lineage(findings: StudyFindings) -> Iterator[_Section]:
             str(trial.generation),
             *(parameter(trial.params.get(name, UNKNOWN)) for name in tuned),
         ]
-        for trial in findings.trials
+        for trial in findings.results.trials
         if trial.generation is not None and trial.parent is not None
     ]
     if rows:
@@ -357,7 +327,7 @@ def _lineage(findings: StudyFindings) -> Iterator[_Section]:
 
 def _not_complete(findings: StudyFindings) -> Iterator[_Section]:
     rows = []
-    for trial in findings.trials:
+    for trial in findings.results.trials:
         if trial.state.is_over and trial.state is not TrialState.COMPLETE:
             point = " ".join(f"{name}={parameter(value)}" for name, value in trial.params.items())
             rows.append([str(trial.number), trial.state, trial.reason or UNKNOWN, point])

@@ -13,6 +13,7 @@ from msgspec import structs
 
 from gputui.store.studies import RungValue, StudyRecord, StudyState, TrialRecord, TrialState
 from gputui.studies.report import StudyFindings, contents, markdown, page, winner_command
+from gputui.studies.results import StudyResults
 from gputui.studies.spec import Dimension, Objective, PrunerSpec, StudySpec
 from tests.studies.conftest import trial
 
@@ -49,16 +50,7 @@ def findings(
         ]
         for trial in trials
     }
-    return StudyFindings(
-        study,
-        spec,
-        trials,
-        rungs=rungs,
-        gpu_hours=1.5,
-        running_seconds=7200.0,
-        now=9000.0,
-        run_words=["net", "--gpus", "2"],
-    )
+    return StudyFindings(StudyResults(study, spec, trials, rungs, 1.5, 7200.0), 9000.0, ["net", "--gpus", "2"])
 
 
 def rows_under(heading: str, text: str) -> list[str]:

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from gputui.recovery.run_history import Failure
     from gputui.runs.processes import HostProcess
     from gputui.store.metrics.intake import Intake
-    from gputui.store.studies import RungValue, StudyRecord, StudyState, TrialRecord
+    from gputui.store.studies import StudyState
     from gputui.store.timeline import Span, Timeline
-    from gputui.studies.spec import StudySpec
+    from gputui.studies.results import StudyResults
 
 HISTORY_BUCKETS = 60
 """Buckets of a short history."""
@@ -119,25 +119,6 @@ class StudyRow(NamedTuple):
     metric: str
     best: float | None
     best_number: int | None
-
-
-class StudyPage(NamedTuple):
-    """The study whose page is open.
-
-    Attributes:
-        rungs: the values of each trial at its rungs, by the trial's number.
-        gpu_hours: those of all of its runs.
-        running_seconds: how long it ran, without its pauses.
-        studies: all studies, newest first.
-    """
-
-    study: StudyRecord
-    spec: StudySpec
-    trials: tuple[TrialRecord, ...]
-    rungs: Mapping[int, Sequence[RungValue]]
-    gpu_hours: float
-    running_seconds: float
-    studies: tuple[StudyRow, ...]
 
 
 class LogTail(NamedTuple):
@@ -315,7 +296,10 @@ class Snapshot(Struct, frozen=True):
         processes: while their page is open, those of our runs and the visible ones on the GPUs, by PID.
         idle_since: while the page of processes is open, since when (UTC unix seconds) a process has held memory of an
             idle GPU, by the GPU's UUID and the PID.
-        studies: the active ones; ``study_states`` are those of all, by their ids.
+        studies: the active ones, newest first.
+        study_states: the states of all studies, by their ids.
+        study_page: the study whose page is open.
+        all_studies: all studies, newest first; none unless the page of a study is open.
         problem: a sentence if the database cannot be read; the other values are then the last ones read.
         unsent: a sentence if recipients of messages cannot be reached.
         past: set if ``at`` is not the present.
@@ -339,7 +323,8 @@ class Snapshot(Struct, frozen=True):
     resolved_alerts: tuple[AlertView, ...] = ()
     studies: tuple[StudyRow, ...] = ()
     study_states: Mapping[str, StudyState] = msgspec.field(default_factory=dict)
-    study_page: StudyPage | None = None
+    study_page: StudyResults | None = None
+    all_studies: tuple[StudyRow, ...] = ()
     problem: str | None = None
     unsent: str | None = None
     past: Past | None = None

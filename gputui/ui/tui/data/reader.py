@@ -139,8 +139,8 @@ class SnapshotReader:
             studies, states = self._studies.overview(connection, runs, at)
             snapshot = replace(snapshot, studies=studies, study_states=states)
         if interest.studies:
-            page = self._studies.page(connection, interest.study_id, runs, now, at)
-            snapshot = replace(snapshot, study_page=page)
+            page, all_studies = self._studies.page(connection, interest.study_id, runs, now, at)
+            snapshot = replace(snapshot, study_page=page, all_studies=all_studies)
         return snapshot
 
     def _of_the_present(self, reading: StoreReading, snapshot: Snapshot) -> Snapshot:

@@ -9,8 +9,9 @@ from gputui.store import studies
 from gputui.store.runs import Run
 from gputui.store.studies import StudyRecord, StudyState, TrialState
 from gputui.studies.analysis import best_trial
+from gputui.studies.results import StudyResults, read_results
 from gputui.studies.spec import study_spec
-from gputui.ui.views.snapshot import StudyPage, StudyRow
+from gputui.ui.views.snapshot import StudyRow
 
 ROWS_KEPT = 2
 """Most studies on the overview."""
@@ -33,22 +34,14 @@ class StudyReader:
 
     def page(
         self, store: Connection, study_id: str | None, runs: Sequence[Run], now: float, at: float | None = None
-    ) -> StudyPage | None:
-        """Everything about a study, the newest for None. Raises sqlite3.Error."""
+    ) -> tuple[StudyResults | None, tuple[StudyRow, ...]]:
+        """A study, the newest for None, and the rows of all studies. Raises sqlite3.Error."""
         records = studies.read_studies(store, at)
+        rows = tuple(self._row(store, record, runs, at) for record in records)
         study = next((record for record in records if study_id in (None, record.study_id)), None)
         if study is None:
-            return None
-        moment = now if at is None else at
-        return StudyPage(
-            study,
-            study_spec(study),
-            tuple(studies.read_trials(store, study.study_id, at)),
-            rungs=studies.rungs_by_trial(store, study.study_id, at),
-            gpu_hours=studies.study_gpu_hours(store, study.study_id, moment),
-            running_seconds=studies.study_wall_seconds(store, study.study_id, moment),
-            studies=tuple(self._row(store, record, runs, at) for record in records),
-        )
+            return None, rows
+        return read_results(store, study, now, at), rows
 
     def _row(self, store: Connection, study: StudyRecord, runs: Sequence[Run], at: float | None) -> StudyRow:
         key = (study.study_id, study.state, study.ended_at)

@@ -12,7 +12,7 @@ from gputui.runs.log_lines import Level, StopReport, stop_report
 from gputui.ui.tui.data.log_tail import OF_ATTEMPT
 from gputui.ui.tui.layout.columns import fit_line, rule, skip_cells
 from gputui.ui.tui.layout.lists import next_choice
-from gputui.ui.tui.pages.run.log_view import LogSearch, VisibleLines
+from gputui.ui.tui.pages.run.log_view import LogSearch, LogView
 from gputui.ui.tui.widgets.line_edit import LineEdit
 from gputui.ui.views.snapshot import LogTail
 
@@ -38,7 +38,7 @@ class RunLog:
         self.is_deep = False
         self.edit: LineEdit | None = None
         self.tail = LogTail()
-        self.window = VisibleLines()
+        self.window = LogView()
         self.search = LogSearch()
         self.lacks_traceback = False
         self._say = say

@@ -22,7 +22,7 @@ _BEFORE_ALL = -(1 << 62)
 """A number before that of any line."""
 
 
-class VisibleLines:
+class LogView:
     """The lines in view: the end of the log, or what was scrolled to.
 
     Attributes:

@@ -15,6 +15,7 @@ from gputui.metrics.draw.parts import Line, Span
 from gputui.runs.command import assignments, format_value
 from gputui.store.commands import AgentVerb
 from gputui.studies.analysis import rank_trials
+from gputui.studies.results import StudyResults
 from gputui.ui.tui.actions import Context, Scope
 from gputui.ui.tui.dialogs.questions import FormScreen
 from gputui.ui.tui.layout.columns import join_blocks
@@ -22,7 +23,7 @@ from gputui.ui.tui.layout.lists import Listing, next_choice
 from gputui.ui.tui.pages.study import view
 from gputui.ui.tui.widgets.list_page import ListingPage
 from gputui.ui.tui.widgets.page import Copyable
-from gputui.ui.views.snapshot import Interest, RunRow, StudyPage
+from gputui.ui.views.snapshot import Interest, RunRow
 
 COMPARED = 8
 """Most trials in a comparison, the best ones."""
@@ -56,11 +57,11 @@ class StudyScreen(ListingPage[view.TrialRow]):
     # --- what it is about
 
     @property
-    def study(self) -> StudyPage | None:
+    def study(self) -> StudyResults | None:
         """The study that is shown; None while it is being read, or if there is none."""
-        page = self.snapshot.study_page
-        if page is not None and self.study_id in (None, page.study.study_id):
-            return page
+        study = self.snapshot.study_page
+        if study is not None and self.study_id in (None, study.study.study_id):
+            return study
         return None
 
     @property
@@ -105,49 +106,50 @@ class StudyScreen(ListingPage[view.TrialRow]):
         return view.study_title(self.study)
 
     def draw(self, width: int, height: int) -> None:
-        page = self.study
+        study = self.study
         inner = self.inner_width(width)
-        if page is None:
+        if study is None:
             super().draw(width, height)
             return
         if not self.table.order:
-            self.table = replace(self.table, order=view.first_order(page))
+            self.table = replace(self.table, order=view.first_order(study))
         room = height - 1 - self.draw_frame(width)
         self.keep_cursor()
         self.show_head(width)
-        top = view.result_lines(page, self.runs, width)
-        if height >= STUDIES_HEIGHT and len(page.studies) > 1:
-            top += self.framed(view.study_lines(page, inner, STUDIES_MOST), width)
+        study_rows = self.snapshot.all_studies
+        top = view.result_lines(study, study_rows, self.runs, width)
+        if height >= STUDIES_HEIGHT and len(study_rows) > 1:
+            top += self.framed(view.study_lines(study_rows, study.study.study_id, inner, STUDIES_MOST), width)
         detail = self.framed(view.detail_lines(self.current, self.snapshot.at, inner), width)
         if room - len(top) < LIST_LEAST + 3:
             detail = []
         rows = room - len(detail)
         self.list_top = len(top)
-        self.list.draw(lambda: [*top, *self._body(page, width, rows - len(top))], height=rows)
+        self.list.draw(lambda: [*top, *self._body(study, width, rows - len(top))], height=rows)
         self.detail.show(detail)
 
-    def _body(self, page: StudyPage, width: int, height: int) -> list[Line]:
+    def _body(self, study: StudyResults, width: int, height: int) -> list[Line]:
         if width >= SIDE_LEAST:
             across = width * 3 // 5
-            charts = self._pictures(page, width - across, height)
+            charts = self._pictures(study, width - across, height)
             return join_blocks(self.list_lines(across, height), charts)
         rows = min(len(self.listing.items) + self.listing.head_lines, max(LIST_LEAST, height - PICTURE_LEAST))
         if height - rows < PICTURE_LEAST:
             rows = height
-        return [*self.list_lines(width, rows), *self._pictures(page, width, height - rows)]
+        return [*self.list_lines(width, rows), *self._pictures(study, width, height - rows)]
 
-    def _pictures(self, page: StudyPage, width: int, height: int) -> list[Line]:
+    def _pictures(self, study: StudyResults, width: int, height: int) -> list[Line]:
         inner = self.inner_width(width)
-        lines = view.picture_lines(page, self.table, inner, height - (inner < width))
+        lines = view.picture_lines(study, self.table, inner, height - (inner < width))
         return self.framed(lines, width)
 
     # --- actions
 
     def _step_study(self, by: int) -> None:
-        if self.study is None or len(self.study.studies) < 2:
+        ids = [row.study_id for row in self.snapshot.all_studies]
+        if self.study is None or len(ids) < 2:
             self.shell.say("There is no other study.")
             return
-        ids = [row.study_id for row in self.study.studies]
         self.show_study(next_choice(ids, self.study_in_question, by))
 
     do_study_next = partialmethod(_step_study, 1)
@@ -200,9 +202,8 @@ class StudyScreen(ListingPage[view.TrialRow]):
         self.app.push_screen(FormScreen("Add a trial", "add", fields, check, add))
 
     def do_compare(self) -> None:
-        page = self.study
+        study = self.study
         run = self.run_in_question
-        assert page is not None
-        assert run is not None
-        best = [trial.run_id for trial in rank_trials(page.trials, page.spec.objectives) if trial.run_id is not None]
+        assert study is not None and run is not None
+        best = [trial.run_id for trial in rank_trials(study.trials, study.spec.objectives) if trial.run_id is not None]
         self.shell.compare(run, tuple(dict.fromkeys([run.run_id, *best]))[:COMPARED])

@@ -20,6 +20,7 @@ from gputui.store.metrics.roles import LOSS
 from gputui.store.studies import StudyState, TrialRecord, TrialState
 from gputui.studies import pictures
 from gputui.studies.analysis import best_trial, rank_trials, split_by_objective
+from gputui.studies.results import StudyResults
 from gputui.studies.spec import StudySpec
 from gputui.ui.tui.layout.charts import SHAPES
 from gputui.ui.tui.layout.columns import (
@@ -35,7 +36,7 @@ from gputui.ui.tui.layout.columns import (
 from gputui.ui.tui.layout.lists import Listing, ListState, RowOrder, filter_rows, order_named
 from gputui.ui.tui.layout.sparklines import to_quantiles
 from gputui.ui.views.metric_words import metric_title
-from gputui.ui.views.snapshot import RunRow, StudyPage, StudyRow
+from gputui.ui.views.snapshot import RunRow, StudyRow
 from gputui.ui.views.words import RUN_SIGNS, STUDY_SIGNS, Sign, dated_clock, run_sign
 
 View = Literal["values", "slices", "curves", "front"]
@@ -94,9 +95,9 @@ ORDERS: tuple[RowOrder[TrialRow], ...] = (
 )
 
 
-def first_order(page: StudyPage) -> str:
+def first_order(study: StudyResults) -> str:
     """The name of the order in which a study opens: the best trials first once it is over."""
-    if page.study.state.is_over:
+    if study.study.state.is_over:
         return "value"
     return "number"
 
@@ -111,15 +112,15 @@ def trial_sign(trial: TrialRecord, run: RunRow | None) -> Sign:
     return TRIAL_SIGNS[trial.state]
 
 
-def trial_rows(page: StudyPage, state: TrialList, runs: Mapping[str, RunRow]) -> list[TrialRow]:
+def trial_rows(study: StudyResults, state: TrialList, runs: Mapping[str, RunRow]) -> list[TrialRow]:
     """The filtered and sorted trials, with their ``runs`` by id."""
-    objective = page.spec.objectives[0]
-    best = {trial.number for trial in rank_trials(page.trials, page.spec.objectives, most=1)}
-    farthest = max((value.rung for values in page.rungs.values() for value in values), default=0)
+    objective = study.spec.objectives[0]
+    best = {trial.number for trial in rank_trials(study.trials, study.spec.objectives, most=1)}
+    farthest = max((value.rung for values in study.rungs.values() for value in values), default=0)
     rows = []
-    for trial in filter_rows(page.trials, state.filter_text, _search_text):
+    for trial in filter_rows(study.trials, state.filter_text, _search_text):
         run = runs.get(trial.run_id or "")
-        rungs = {value.rung: value.value for value in page.rungs.get(trial.number, ())}
+        rungs = {value.rung: value.value for value in study.rungs.get(trial.number, ())}
         curve = tuple(map(rungs.get, range(1, farthest + 1)))
         if not farthest and run is not None and objective.metric in (LOSS, run.progress.loss_name):
             curve = run.progress.losses
@@ -135,7 +136,7 @@ def _search_text(trial: TrialRecord) -> str:
     return f"{trial.number} {trial.state.word} {trial.origin} {trial.reason or ''} {trial.run_id or ''} {params}"
 
 
-def trial_listing(page: StudyPage, rows: Sequence[TrialRow]) -> Listing[TrialRow]:
+def trial_listing(study: StudyResults, rows: Sequence[TrialRow]) -> Listing[TrialRow]:
     """The list of trials."""
 
     def base(row: TrialRow) -> str | None:
@@ -143,13 +144,13 @@ def trial_listing(page: StudyPage, rows: Sequence[TrialRow]) -> Listing[TrialRow
             return "dim"
         return None
 
-    columns = _columns(page, rows)
+    columns = _columns(study, rows)
     return Listing("TRIALS", columns, {"": rows}, lambda row: row.trial.number, empty="No trial yet.", base=base)
 
 
-def _columns(page: StudyPage, rows: Sequence[TrialRow]) -> list[Column[TrialRow]]:
-    spec = page.spec
-    trials = page.trials
+def _columns(study: StudyResults, rows: Sequence[TrialRow]) -> list[Column[TrialRow]]:
+    spec = study.spec
+    trials = study.trials
     digits = len(str(max((trial.number for trial in trials), default=0)))
     states = max((len(row.sign.word) + 2 for row in rows), default=0)
 
@@ -261,37 +262,44 @@ def detail_lines(row: TrialRow | None, now: float, width: int) -> list[Line]:
 # --- the study
 
 
-def study_title(page: StudyPage) -> list[Span]:
+def study_title(study: StudyResults) -> list[Span]:
     """The study's id and state, its profile and target."""
-    study = page.study
-    sign = STUDY_SIGNS[page.study.state]
-    profile = f" · profile {clean(study.profile)}"
-    if page.spec.target is not None:
-        profile += f" on {clean(str(page.spec.target['name']))}"
+    record = study.study
+    sign = STUDY_SIGNS[record.state]
+    profile = f" · profile {clean(record.profile)}"
+    if study.spec.target is not None:
+        profile += f" on {clean(str(study.spec.target['name']))}"
     return [
         (" · ", "dim"),
-        (clean(study.study_id), "title"),
+        (clean(record.study_id), "title"),
         (f" {sign.glyph} {sign.word}", sign.style),
         (profile, "dim"),
     ]
 
 
-def result_lines(page: StudyPage, runs: Mapping[str, RunRow], width: int) -> list[Line]:
-    """The head of a study: trials, best value and cost; its method; its reason and its problem."""
-    study = page.study
-    row = next(row for row in page.studies if row.study_id == page.study.study_id)
-    lines = [fit_parts(_results(page, row, runs), width), fit_line([(f" {goal_words(page.spec)}", "text")], width)]
-    reason = study.reason
+def result_lines(study: StudyResults, rows: Sequence[StudyRow], runs: Mapping[str, RunRow], width: int) -> list[Line]:
+    """The head of a study: trials, best value and cost; its method; its reason and its problem.
+
+    Args:
+        study: the study that is shown.
+        rows: the rows of all studies.
+        runs: the rows of runs, by their ids.
+        width: the cells of a line.
+    """
+    record = study.study
+    row = next(row for row in rows if row.study_id == record.study_id)
+    lines = [fit_parts(_results(study, row, runs), width), fit_line([(f" {goal_words(study.spec)}", "text")], width)]
+    reason = record.reason
     style = "dim"
-    if study.state is StudyState.FINISHED and row.over == row.planned:
+    if record.state is StudyState.FINISHED and row.over == row.planned:
         # The first line says that all its trials have ended.
         reason = None
-    if study.state is StudyState.FAILED:
+    if record.state is StudyState.FAILED:
         style = "bad"
-    elif not study.state.is_over:
+    elif not record.state.is_over:
         style = "warn"
     lines += paragraph((" ", style), clean(reason or ""), style, width)[:2]
-    return lines + paragraph((" ", "bad"), clean(study.problem or ""), "bad", width)[:2]
+    return lines + paragraph((" ", "bad"), clean(record.problem or ""), "bad", width)[:2]
 
 
 def goal_words(spec: StudySpec) -> str:
@@ -304,23 +312,23 @@ def goal_words(spec: StudySpec) -> str:
     return f"{' and '.join(goals)} · {method}"
 
 
-def _results(page: StudyPage, row: StudyRow, runs: Mapping[str, RunRow]) -> list[list[Span]]:
-    objectives = page.spec.objectives
-    signs = Counter(trial_sign(trial, runs.get(trial.run_id or "")) for trial in page.trials)
+def _results(study: StudyResults, row: StudyRow, runs: Mapping[str, RunRow]) -> list[list[Span]]:
+    objectives = study.spec.objectives
+    signs = Counter(trial_sign(trial, runs.get(trial.run_id or "")) for trial in study.trials)
     parts: list[list[Span]] = [[(f" {trials_done(row)}", "text")]]
     if len(objectives) > 1:
-        parts.append([(f" · Pareto front: {count_of(len(rank_trials(page.trials, objectives)), 'trial')}", "dim")])
-    elif (best := best_trial(page.trials, objectives)) is not None:
+        parts.append([(f" · Pareto front: {count_of(len(rank_trials(study.trials, objectives)), 'trial')}", "dim")])
+    elif (best := best_trial(study.trials, objectives)) is not None:
         parts.append([(" · best ", "dim"), (metric_value(best.value), "accent"), (f" trial {best.number}", "dim")])
     for sign in dict.fromkeys([*RUN_SIGNS.values(), *TRIAL_SIGNS.values()]):
         if signs[sign] and sign != TRIAL_SIGNS[TrialState.COMPLETE]:
             parts.append([(f" · {signs[sign]} {sign.word}", sign.style)])
-    if page.gpu_hours:
-        hours = gpu_hours(page.gpu_hours)
-        if page.spec.budget.gpu_hours is not None:
-            hours += f" of {page.spec.budget.gpu_hours:g}"
+    if study.gpu_hours:
+        hours = gpu_hours(study.gpu_hours)
+        if study.spec.budget.gpu_hours is not None:
+            hours += f" of {study.spec.budget.gpu_hours:g}"
         parts.append([(f" · {hours} GPU-hours", "text")])
-    return [*parts, [(f" · {duration(page.running_seconds)}", "text")]]
+    return [*parts, [(f" · {duration(study.running_seconds)}", "text")]]
 
 
 def trials_done(row: StudyRow) -> str:
@@ -330,13 +338,12 @@ def trials_done(row: StudyRow) -> str:
     return f"{count(row.over)} of {count_of(row.planned, 'trial')} ended"
 
 
-def study_lines(page: StudyPage, width: int, most: int) -> list[Line]:
-    """At most ``most`` studies with their best values, newest first, the one shown among them."""
-    studies = page.studies
-    current = next(number for number, row in enumerate(studies) if row.study_id == page.study.study_id)
-    first = min(max(0, current - most + 1), max(0, len(studies) - most))
-    lines = [rule("STUDIES", width, f"{current + 1} of {len(studies)}")]
-    for number, row in enumerate(studies[first : first + most], first):
+def study_lines(rows: Sequence[StudyRow], study_id: str, width: int, most: int) -> list[Line]:
+    """At most ``most`` studies with their best values, newest first, the one that is shown among them."""
+    current = next(number for number, row in enumerate(rows) if row.study_id == study_id)
+    first = min(max(0, current - most + 1), max(0, len(rows) - most))
+    lines = [rule("STUDIES", width, f"{current + 1} of {len(rows)}")]
+    for number, row in enumerate(rows[first : first + most], first):
         sign = STUDY_SIGNS[row.state]
         pointer = " "
         style = "text"
@@ -375,28 +382,28 @@ _VIEWS: Mapping[View, tuple[str, str]] = {
 }
 
 
-def views_of(page: StudyPage) -> list[View]:
+def views_of(study: StudyResults) -> list[View]:
     """The views that this study has data for."""
     missing = set()
-    if all(len(values) < 2 for values in page.rungs.values()):
+    if all(len(values) < 2 for values in study.rungs.values()):
         missing.add("curves")
-    if len(page.spec.objectives) < 2:
+    if len(study.spec.objectives) < 2:
         missing.add("front")
     return [view for view in _VIEWS if view not in missing]
 
 
-def picture_lines(page: StudyPage, state: TrialList, width: int, height: int) -> list[Line]:
+def picture_lines(study: StudyResults, state: TrialList, width: int, height: int) -> list[Line]:
     """The charts of the chosen view below a heading, in exactly ``height`` lines."""
     if height < 4 or width < 20:
         return fill_height([], width, height)
-    views = views_of(page)
+    views = views_of(study)
     view = state.view if state.view in views else "values"
     title, note = _VIEWS[view]
-    cursor = next((trial for trial in page.trials if trial.number == state.cursor), None)
-    drawings = list(_pictures(page, view, cursor))
+    cursor = next((trial for trial in study.trials if trial.number == state.cursor), None)
+    drawings = list(_pictures(study, view, cursor))
     below: list[Line] = []
     if view == "values":
-        below = _importance(page, width)
+        below = _importance(study, width)
     if height - len(below) < CHART_LEAST:
         below = []
     room = height - 1 - len(below)
@@ -413,13 +420,13 @@ Picture = tuple[Chart, float | None, str]
 """A chart, the x of the trial under the cursor, and words for no data."""
 
 
-def _pictures(page: StudyPage, view: View, cursor: TrialRecord | None) -> Iterator[Picture]:
-    trials = page.trials
-    rungs = page.rungs
-    objectives = page.spec.objectives
+def _pictures(study: StudyResults, view: View, cursor: TrialRecord | None) -> Iterator[Picture]:
+    trials = study.trials
+    rungs = study.rungs
+    objectives = study.spec.objectives
     at: float | None = None
     if view == "curves":
-        yield _with_end_names(pictures.draw_curves(trials, rungs, page.spec)), None, "no trial passed a rung yet"
+        yield _with_end_names(pictures.draw_curves(trials, rungs, study.spec)), None, "no trial passed a rung yet"
     elif view == "front":
         if cursor is not None and cursor.values:
             at = cursor.values[0]
@@ -432,19 +439,19 @@ def _pictures(page: StudyPage, view: View, cursor: TrialRecord | None) -> Iterat
             yield drawing, at, "no trial has a value yet"
     else:
         for objective, valued in split_by_objective(trials, objectives):
-            shares = {importance.name: importance.share for importance in page.study.importances_for(objective.metric)}
-            for dimension in sorted(page.spec.space, key=lambda dimension: -shares.get(dimension.name, 0.0)):
+            shares = {importance.name: importance.share for importance in study.study.importances_for(objective.metric)}
+            for dimension in sorted(study.spec.space, key=lambda dimension: -shares.get(dimension.name, 0.0)):
                 if cursor is not None:
                     at = pictures.axis_position(dimension, cursor)
                 drawing = pictures.draw_over_parameter(valued, rungs, dimension, objective, DOT_HEIGHT)
                 yield drawing, at, "no complete trial yet"
 
 
-def _importance(page: StudyPage, width: int) -> list[Line]:
+def _importance(study: StudyResults, width: int) -> list[Line]:
     """The importance of each parameter for each objective."""
     lines = []
-    for objective in page.spec.objectives:
-        importances = page.study.importances_for(objective.metric)
+    for objective in study.spec.objectives:
+        importances = study.study.importances_for(objective.metric)
         lines.append(rule("IMPORTANCE", width, f"for {clean(objective.metric)}, of complete trials"))
         if not importances:
             lines.append(fit_line([("  Known after eight complete trials.", "dim")], width))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +14,7 @@ from textual.pilot import Pilot
 from gputui.metrics.progress import Progress
 from gputui.store.run_states import RunState
 from gputui.store.studies import TrialRecord, TrialState
+from gputui.studies.results import StudyResults
 from gputui.ui.tui.app import GputuiApp
 from gputui.ui.tui.data.reader import SnapshotReader
 from gputui.ui.tui.dialogs.questions import FormScreen
@@ -30,7 +32,7 @@ from gputui.ui.tui.pages.study.view import (
     trial_listing,
     trial_rows,
 )
-from gputui.ui.views.snapshot import Interest, Moment, RunRow, StudyPage
+from gputui.ui.views.snapshot import Interest, Moment, RunRow, Snapshot
 from tests.homes import NOW, Home
 from tests.stories import overnight, search
 from tests.ui.tui.conftest import MakeApp
@@ -39,11 +41,12 @@ from tests.ui.tui.screens import commands_of, text, text_of, wait_for
 SIZE = (120, 36)
 
 
-def read(home: Home, moment: Moment | None = None) -> StudyPage:
-    interest = Interest(studies=True, moment=moment)
-    study_page = SnapshotReader(home.workspace).read(home.connection, NOW, interest).study_page
-    assert study_page is not None
-    return study_page
+def read(home: Home, moment: Moment | None = None) -> Snapshot:
+    return SnapshotReader(home.workspace).read(home.connection, NOW, Interest(studies=True, moment=moment))
+
+
+def head_of(study: StudyResults, snapshot: Snapshot, runs: Mapping[str, RunRow] | None = None) -> list[str]:
+    return text_of(result_lines(study, snapshot.all_studies, runs or {}, 170))
 
 
 def run_row(home: Home, trial: TrialRecord) -> RunRow:
@@ -52,9 +55,15 @@ def run_row(home: Home, trial: TrialRecord) -> RunRow:
 
 
 @pytest.fixture
-def study_page(home: Home) -> StudyPage:
+def snapshot(home: Home) -> Snapshot:
     search(home)
     return read(home)
+
+
+@pytest.fixture
+def study_page(snapshot: Snapshot) -> StudyResults:
+    assert snapshot.study_page is not None
+    return snapshot.study_page
 
 
 @pytest.fixture
@@ -77,7 +86,7 @@ async def open_study(pilot: Pilot[Any]) -> None:
 # --- rows
 
 
-def test_trials_are_sorted_by_value_the_complete_ones_first_and_filtered(study_page: StudyPage) -> None:
+def test_trials_are_sorted_by_value_the_complete_ones_first_and_filtered(study_page: StudyResults) -> None:
     rows = trial_rows(study_page, TrialList(order="value"), {})
     assert len(rows) == 14
     assert rows[0].trial.number == 4
@@ -91,12 +100,14 @@ def test_trials_are_sorted_by_value_the_complete_ones_first_and_filtered(study_p
 
 def test_the_past_has_the_trials_of_then(home: Home) -> None:
     search(home, began_ago=5700.0)
-    trials = read(home, Moment(NOW - 600.0)).trials
+    study = read(home, Moment(NOW - 600.0)).study_page
+    assert study is not None
+    trials = study.trials
     assert [trial.number for trial in trials] == list(range(13))
     assert [trial.state for trial in trials[8:]] == ["complete"] * 2 + ["pruned"] + ["running"] * 2
 
 
-def test_the_same_rungs_of_trials_lie_below_each_other(study_page: StudyPage) -> None:
+def test_the_same_rungs_of_trials_lie_below_each_other(study_page: StudyResults) -> None:
     listing = trial_listing(study_page, trial_rows(study_page, TrialList(), {}))
     lines = text_of(listing.lines(TrialList(), 170, 20))
     column = lines[1].index("CURVE")
@@ -113,18 +124,24 @@ def test_the_same_rungs_of_trials_lie_below_each_other(study_page: StudyPage) ->
     assert "pruned at" not in lines[4]
 
 
-def test_losses_are_a_trials_curve_only_where_the_loss_is_what_is_searched(home: Home, study_page: StudyPage) -> None:
+def test_losses_are_a_trials_curve_only_where_the_loss_is_what_is_searched(
+    home: Home, study_page: StudyResults
+) -> None:
     trial = next(trial for trial in study_page.trials if trial.run_id is not None)
     row = run_row(home, trial)
     runs = {row.run.run_id: msgspec.structs.replace(row, progress=Progress(losses=(3.0, 2.0, 1.0)))}
     for metric, curve in (("loss", (3.0, 2.0, 1.0)), ("val/accuracy", ())):
         objective = replace(study_page.spec.objectives[0], metric=metric)
-        without_rungs = study_page._replace(rungs={}, spec=replace(study_page.spec, objectives=(objective,)))
+        without_rungs = msgspec.structs.replace(
+            study_page, rungs={}, spec=replace(study_page.spec, objectives=(objective,))
+        )
         rows = {row.trial.number: row for row in trial_rows(without_rungs, TrialList(), runs)}
         assert rows[trial.number].curve == curve, metric
 
 
-def test_a_trial_whose_run_is_queued_is_not_called_running(home: Home, study_page: StudyPage) -> None:
+def test_a_trial_whose_run_is_queued_is_not_called_running(
+    home: Home, snapshot: Snapshot, study_page: StudyResults
+) -> None:
     trial = next(trial for trial in study_page.trials if trial.state is TrialState.RUNNING)
     listed = run_row(home, trial)
     for state, word in ((RunState.QUEUED, "queued"), (RunState.RUNNING, "running"), (RunState.FAILED, "running")):
@@ -135,7 +152,7 @@ def test_a_trial_whose_run_is_queued_is_not_called_running(home: Home, study_pag
         line = " ".join(text_of(trial_listing(study_page, [row]).lines(TrialList(), 120, 4)))
         assert ("#1 · 4 GPUs" in line) == (state is RunState.QUEUED)
         counts = "1 queued · 1 running" if state is RunState.QUEUED else "2 running"
-        assert f" · {counts} · 4 pruned" in text_of(result_lines(study_page, runs, 170))[0]
+        assert f" · {counts} · 4 pruned" in head_of(study_page, snapshot, runs)[0]
 
 
 def test_the_overview_counts_the_queued_trials_of_a_study_apart(home: Home) -> None:
@@ -156,23 +173,20 @@ def test_the_overview_counts_the_queued_trials_of_a_study_apart(home: Home) -> N
     }
 
 
-def test_no_trial_is_the_best_of_several_objectives(study_page: StudyPage) -> None:
+def test_no_trial_is_the_best_of_several_objectives(snapshot: Snapshot, study_page: StudyResults) -> None:
     first = study_page.spec.objectives[0]
     spec = replace(study_page.spec, objectives=(first, replace(first, metric="seconds")))
     trials = tuple(
         msgspec.structs.replace(trial, values=(*trial.values, -trial.values[0])) if trial.values else trial
         for trial in study_page.trials
     )
-    page = study_page._replace(spec=spec, trials=trials)
-    head = " ".join(text_of(result_lines(page, {}, 170)))
-    assert "Pareto front: 8" in head
-    assert " best " not in head
-    head = " ".join(text_of(result_lines(study_page, {}, 170)))
-    assert "12 of 40 trials ended" in head
-    assert " best 0.4044" in head
-    assert "val_loss, lower is better" in head
+    page = msgspec.structs.replace(study_page, spec=spec, trials=trials)
+    head = " ".join(head_of(page, snapshot))
+    assert "Pareto front: 8" in head and " best " not in head
+    head = " ".join(head_of(study_page, snapshot))
+    assert "12 of 40 trials ended" in head and " best 0.4044" in head and "val_loss, lower is better" in head
     study = msgspec.structs.replace(study_page.study, problem="its process failed 3 times in a row: no room")
-    assert text_of(result_lines(study_page._replace(study=study), {}, 170))[-1].strip() == study.problem
+    assert head_of(msgspec.structs.replace(study_page, study=study), snapshot)[-1].strip() == study.problem
     assert sum(row.is_best for row in trial_rows(page, TrialList(), {})) == 8
     pictures = " ".join(text_of(picture_lines(page, TrialList(), 100, 60)))
     assert "for val_loss" in pictures
@@ -182,12 +196,9 @@ def test_no_trial_is_the_best_of_several_objectives(study_page: StudyPage) -> No
 def test_studies_are_listed_newest_first_with_their_best_value(home: Home) -> None:
     search(home, "lr-search-1", state="finished")
     search(home, "lr-search-2")
-    lines = text_of(study_lines(read(home), 110, 5))
-    assert "1 of 2" in lines[0]
-    assert lines[1].startswith("▸lr-search-2")
-    assert "● running" in lines[1]
-    assert lines[2].startswith(" lr-search-1")
-    assert lines[2].split()[-2:] == ["val_loss", "0.4044"]
+    lines = text_of(study_lines(read(home).all_studies, "lr-search-2", 110, 5))
+    assert "1 of 2" in lines[0] and lines[1].startswith("▸lr-search-2") and "● running" in lines[1]
+    assert lines[2].startswith(" lr-search-1") and lines[2].split()[-2:] == ["val_loss", "0.4044"]
 
 
 # --- keys
