@@ -30,7 +30,7 @@ EXIT_FAILED = 3
 EXIT_HELD_ELSEWHERE = 5
 # Of 1000: the kernel kills this process before any training, and a restart loses nothing.
 _OOM_SCORE = b"800"
-_NICE = 5
+_NICE = 5  # samplers compute for seconds; the trainings come first
 POLL_SECONDS = 0.1
 # Budgets of time run out without a write.
 TURN_SECONDS = 1.0

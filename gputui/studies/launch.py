@@ -28,7 +28,7 @@ from gputui.studies.pbt import first_point
 from gputui.studies.spec import StudySpec
 from gputui.studies.study_file import gpus_of
 
-SHOWN_POINTS = 10
+SHOWN_POINTS = 10  # the plan stays on one screen
 
 
 def resolve_study(

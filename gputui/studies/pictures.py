@@ -22,7 +22,7 @@ from gputui.studies.spec import Dimension, Objective, StudySpec
 
 Rungs = Mapping[int, Sequence[RungValue]]
 _Point = tuple[float, float]
-LONGEST_NAME = 16
+LONGEST_NAME = 16  # names at the ends of curves leave room for these
 COLOURED_COURSES = 5
 """How many of the best trials are drawn in colours."""
 

@@ -38,7 +38,7 @@ from gputui.studies.rows import SPEC_FILE
 from gputui.studies.spec import Objective, StudySpec
 from gputui.studies.study_file import gpus_of
 
-BEST_SHOWN = 5
+BEST_SHOWN = 5  # more are in the journal and the list of trials
 TRAINED_AGAIN = 2
 """How many trials get a command in the report; all of a Pareto front do."""
 _SIZE = (1000, 360)

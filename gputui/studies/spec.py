@@ -48,7 +48,7 @@ PrunerKind = Literal["none", "median", "percentile", "halving", "hyperband", "pa
 
 MAX_POINTS = 10_000
 """The largest grid."""
-MAX_OBJECTIVES = 4
+MAX_OBJECTIVES = 4  # with more, nearly every trial is on the Pareto front
 NAME_KEY = "[key]"
 """The name of a dimension while a file is checked; in places of errors it means the key itself."""
 

@@ -54,7 +54,7 @@ EXIT_OK = 0
 EXIT_FAILED = 3
 # Of 1000: the kernel kills this process before any training.
 _OOM_SCORE = b"800"
-_NICE = 10
+_NICE = 10  # an export may lag; the trainings come first
 
 
 class GivenUpError(Exception):

@@ -23,7 +23,7 @@ from gputui.reports.summary.speedup import Scaling, efficiency_of, scalability_s
 
 MAX_PICTURED = 20
 """The runs of a report that have pictures, newest first; a page of them is about 2 MB."""
-_MAX_CURVES = 6
+_MAX_CURVES = 6  # the theme has six colours of curves
 
 
 class Prices(Struct, frozen=True):

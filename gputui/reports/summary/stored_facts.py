@@ -24,7 +24,7 @@ from gputui.store.gpu_use import Stay, gpu_counts
 from gputui.store.metrics import queries
 from gputui.store.runs import Run, read_runs
 
-PICTURE_BINS = 600
+PICTURE_BINS = 600  # more than the columns of a picture can show
 PICTURES = ("grad_norm", "lr", "samples_per_s", "step_time")
 """Metrics that are drawn behind the losses, if the run has them; validation and training loss share a chart."""
 # Parameters that may differ between runs whose scaling is compared.

@@ -25,7 +25,7 @@ from gputui.ui.cli.context import (
     say,
 )
 
-MOST = 1000
+MOST = 1000  # cleared alerts of months; the janitor removes older ones
 
 
 @listing("alerts")

@@ -28,7 +28,7 @@ from gputui.store.database import StoreError, StoreMissingError, empty_store, is
 from gputui.store.runs import Run, find_run, read_runs
 
 SCRIPT_SUFFIXES = (".py", ".ipynb", ".sh")
-WIDE_COLUMNS = 120
+WIDE_COLUMNS = 120  # all columns of the widest table fit
 LEAST_LAST_COLUMNS = 24
 """What the last column of a table gets before others are left out."""
 LONGEST_CELLS = 32

@@ -25,8 +25,8 @@ from gputui.ui.cli import completers
 from gputui.ui.cli.context import Exit, Session, fail, print_json, say, terminal_columns, verb
 from gputui.ui.views.words import dated_clock
 
-WIDTH = 100
-MAX_ALERTS = 8
+WIDTH = 100  # longer lines of prose are hard to read
+MAX_ALERTS = 8  # the explanation stays on one screen
 
 
 @verb("explain", changes=False, has_json=True)

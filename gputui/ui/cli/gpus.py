@@ -32,7 +32,7 @@ from gputui.ui.cli import completers
 from gputui.ui.cli.context import Exit, Session, fail, print_json, print_table, say, verb
 from gputui.ui.views.snapshot_json import gpu_shapes
 
-FIRST_SAMPLE_SECONDS = 10.0
+FIRST_SAMPLE_SECONDS = 10.0  # NVML takes seconds to start on a machine with many GPUs
 
 
 @verb("gpus", changes=lambda options: options["clear"] is not None or options["quarantine"] is not None, has_json=True)
@@ -194,7 +194,7 @@ def gpu_user(gpu: GpuView, promised: str | None) -> str:
     return user or "no visible process"
 
 
-TOPOLOGY_SECONDS = 5.0
+TOPOLOGY_SECONDS = 5.0  # the driver may hang; the list is of use without pairs
 
 
 def print_recommended(

@@ -15,7 +15,7 @@ from gputui.core.config import shipped_pages
 from gputui.core.yaml_forms.problems import did_you_mean
 from gputui.ui.cli.context import Exit, Session, fail, verb
 
-MOST_COLUMNS = 100
+MOST_COLUMNS = 100  # longer lines of prose are hard to read
 
 
 def topics() -> dict[str, Path]:

@@ -14,7 +14,7 @@ from gputui.store.run_states import RunState
 from gputui.ui.cli.context import Exit, RunName, Session, fail, print_json, say, verb
 from gputui.ui.cli.run import submit
 
-MAX_RUNS = 50
+MAX_RUNS = 50  # more is a wrong folder, such as a whole disk of logs
 
 
 @verb("import", changes=True, has_json=True)

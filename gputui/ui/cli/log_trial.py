@@ -18,7 +18,7 @@ from gputui.store.metrics.roles import training_loss
 from gputui.ui.cli.context import Exit, fail, print_json, print_table, say
 
 _READ = ("auto", "csv", "jsonl")
-MAX_BYTES = 64 << 20
+MAX_BYTES = 64 << 20  # it is read into memory; no trial's curve is longer
 PLOT_HEIGHT = 12
 SPARK_WIDTH = 24
 

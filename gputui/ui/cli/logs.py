@@ -18,10 +18,10 @@ from gputui.store.runs import find_run
 from gputui.ui.cli import completers
 from gputui.ui.cli.context import Exit, Session, fail, verb
 
-TAIL_BYTES = 256 << 10
-WINDOW_BYTES = 256 << 10
-FOLLOW_SECONDS = 0.2
-STOP_BYTES = 8 << 10
+TAIL_BYTES = 256 << 10  # thousands of lines, read at once also from a slow disk
+WINDOW_BYTES = 256 << 10  # read at a time, so that memory stays small
+FOLLOW_SECONDS = 0.2  # a person sees no delay
+STOP_BYTES = 8 << 10  # the launcher's report of a stop is shorter
 
 
 @verb("logs", changes=False)

@@ -27,7 +27,7 @@ from gputui.ui.views.metric_words import by_interest
 
 PLOT_HEIGHT = 20
 PLOT_WIDTH = 80
-FILE_BINS = 2000
+FILE_BINS = 2000  # finer than the pixels of a picture
 _AXIS_NAMES = {"step": "step", "time": "s", "trained": "s of training", "epoch": "epoch"}
 
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from gputui.agent.recording.output import FileOutput, Format
     from gputui.reports.prometheus.server import Address
 
-MIN_ROTATED_BYTES = 64 << 10
+MIN_ROTATED_BYTES = 64 << 10  # smaller files would rotate within seconds
 
 
 def record(

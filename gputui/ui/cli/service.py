@@ -18,7 +18,7 @@ from gputui.runs.identity import actor
 from gputui.ui.cli.context import Exit, Group, Session, exit_on, fail, print_json, say
 from gputui.ui.cli.record import address_of, output_file
 
-SYSTEMCTL_SECONDS = 30.0
+SYSTEMCTL_SECONDS = 30.0  # it waits for an agent that ends
 LINGER = Path("/var/lib/systemd/linger")
 
 

@@ -57,8 +57,8 @@ from gputui.ui.views.run_words import placement_words, tag_words
 from gputui.ui.views.snapshot import RunRow
 from gputui.ui.views.snapshot_json import row_shape
 
-MOST_NAMES = 6
-EXAMPLE_CHARACTERS = 100
+MOST_NAMES = 6  # about a line
+EXAMPLE_CHARACTERS = 100  # about a line
 
 _NOT_RESUMED: dict[str | None, str] = {
     "beginning": "started from the beginning although a checkpoint was given",

@@ -41,8 +41,8 @@ from gputui.ui.cli import launch_spec
 from gputui.ui.cli.context import Exit, Session, fail, print_json, print_result, refuse, say
 from gputui.ui.cli.gpus import wait_for_gpus
 
-POLL_SECONDS = 0.2
-AGENT_SECONDS = 5.0
+POLL_SECONDS = 0.2  # a person sees no delay
+AGENT_SECONDS = 5.0  # how often an agent is looked for, which takes a process
 
 
 def load_file(session: Session, name: str, target: str | None = None) -> StudyFile:

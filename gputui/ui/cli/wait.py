@@ -23,8 +23,8 @@ from gputui.ui.views.run_words import activity, time_left
 from gputui.ui.views.snapshot import RunRow
 from gputui.ui.views.words import SEVERITY_GLYPHS, dated_clock
 
-POLL_SECONDS = 0.1
-LINE_SECONDS = 0.5
+POLL_SECONDS = 0.1  # a script waits no longer than it must
+LINE_SECONDS = 0.5  # a faster line cannot be read
 AGENT_SECONDS = 5.0
 """How often an agent is started if none supervises the run."""
 

@@ -27,7 +27,7 @@ from gputui.store.studies import read_studies
 from gputui.ui.demo.past import DemoPast
 from gputui.ui.demo.study import play_study
 
-STOP_SECONDS = 40.0
+STOP_SECONDS = 40.0  # longer than the runs' time to save a checkpoint
 
 START_SECONDS = 10.0
 """The longest wait for the processes of the live runs; without them the screen opens all the same."""

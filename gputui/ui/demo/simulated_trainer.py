@@ -17,10 +17,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-CHECKPOINT_STEPS = 200
+CHECKPOINT_STEPS = 200  # a failure loses a part of an hour, as in reality
 KEPT_CHECKPOINTS = 3
-VALIDATION_STEPS = 100
-LOG_STEPS = 20
+VALIDATION_STEPS = 100  # some hundred points on a chart
+LOG_STEPS = 20  # a log that moves and can be read
 LR = 6e-4
 WEIGHT_DECAY = 0.1
 OOM = """\

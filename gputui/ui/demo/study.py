@@ -32,7 +32,7 @@ from gputui.ui.demo.stories import STUDY
 if TYPE_CHECKING:
     from gputui.ui.demo.past import DemoPast
 
-STEP_SECONDS = 1.6
+STEP_SECONDS = 1.6  # a trial takes about a minute
 ACTOR = "ada"
 
 

@@ -51,14 +51,14 @@ from gputui.ui.tui.terminal.frame_pace import FramePace
 from gputui.ui.tui.theme.colors import ANSI, THEMES, theme_for
 from gputui.ui.views.snapshot import Snapshot
 
-FIRST_SNAPSHOT_SECONDS = 0.25
-MESSAGE_SECONDS = 5.0
+FIRST_SNAPSHOT_SECONDS = 0.25  # a longer wait for the first frame would be felt
+MESSAGE_SECONDS = 5.0  # enough to read a sentence
 
 LOOK_SECONDS = 2.0
 """How often the agent is looked for. The kernel would report only its end, and not SIGSTOP."""
 
-FIRST_PAUSE_SECONDS = 1.0
-LONGEST_PAUSE_SECONDS = 30.0
+FIRST_PAUSE_SECONDS = 1.0  # a lock of an agent that ends is free by then
+LONGEST_PAUSE_SECONDS = 30.0  # a repaired disk or home is noticed soon enough
 
 STARTING = "Starting the agent…"
 GONE = "The agent is gone; starting it again…"

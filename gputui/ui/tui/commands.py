@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from gputui.runs.spec import RunSpec
     from gputui.studies.spec import StudySpec
 
-POLL_SECONDS = 0.1
+POLL_SECONDS = 0.1  # a person sees no delay
 
 
 class Commands(Shell):

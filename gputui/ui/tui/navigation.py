@@ -30,7 +30,7 @@ from gputui.ui.views.words import dated_clock
 STEP_SECONDS = 10.0
 """One step in time: a bucket of the short histories."""
 
-FAR_STEPS = 10
+FAR_STEPS = 10  # ten keys less
 
 KEYS_OF_RERUN = {"resume": "r", "clone": "c", "restart": "0"}
 

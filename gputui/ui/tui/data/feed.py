@@ -44,9 +44,9 @@ PAST_SECONDS = 10.0
 CLOCK_SECONDS = 1.0
 """How often clock and ages are updated without commits."""
 
-REOPEN_SECONDS = 1.0
+REOPEN_SECONDS = 1.0  # as often as the clock on the screen moves
 
-BUSY_MILLISECONDS = 1000
+BUSY_MILLISECONDS = 1000  # the agent's writes take less
 
 
 class Feed:

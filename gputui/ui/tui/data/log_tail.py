@@ -16,8 +16,8 @@ TAIL_BYTES = 128 * 1024
 DEEP_BYTES = 4 * 1024 * 1024
 """How far back a log is read for a search, or at the upper end of the loaded part."""
 
-MOST_LINES = 40_000
-UNFINISHED_BYTES = 8 * 1024
+MOST_LINES = 40_000  # some megabytes of memory
+UNFINISHED_BYTES = 8 * 1024  # the rewritten line of a progress bar is shorter
 EARLIER_ATTEMPTS = 3
 """How many earlier attempts offer their logs."""
 

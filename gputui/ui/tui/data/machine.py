@@ -30,9 +30,9 @@ from gputui.store.hardware import (
 from gputui.store.rollups import GpuHistory, HostHistory
 from gputui.ui.views.snapshot import HISTORY_BUCKETS, HISTORY_SECONDS, GpuPage, Interest, MachineState
 
-GPU_BUCKETS = 120
+GPU_BUCKETS = 120  # about two for each column of a chart
 
-EVENTS_OF_A_GPU = 40
+EVENTS_OF_A_GPU = 40  # more than a screen has lines for
 
 
 class StoreReading(NamedTuple):
@@ -110,7 +110,7 @@ class GpuPageReader:
         )
 
 
-MOST_RESOLVED = 200
+MOST_RESOLVED = 200  # more than anybody scrolls through
 
 
 def resolved_alerts(connection: sqlite3.Connection, at: float | None = None) -> tuple[AlertView, ...]:

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 AFTER_ALL = 1 << 62
 """The order of a file that the ledger does not have yet."""
 
-LIST_SECONDS = 5.0
-MOST_LISTED = 50
+LIST_SECONDS = 5.0  # checkpoints come minutes apart, and a listing may take a network disk's time
+MOST_LISTED = 50  # more than anybody scrolls through
 
 CHECKED_UNASKED_BYTES = 256 * 1024 * 1024
 """Larger checkpoints are checked only on request: the training needs the disk too."""

@@ -11,7 +11,7 @@ from gputui.ui.tui.layout.lists import next_choice
 from gputui.ui.tui.settings import values_of
 from gputui.ui.tui.widgets.dialog import Content, Dialog
 
-HELP_LINES = 2
+HELP_LINES = 2  # the longest help
 
 
 class SettingItem(NamedTuple):

@@ -17,7 +17,7 @@ KeyWords = Mapping[str, str]
 
 NO_KEYS: KeyWords = {}
 
-LEAST_CELLS = 12
+LEAST_CELLS = 12  # a shorter line of time cannot be read
 
 TICKS = {
     "event": ("┴", "axis"),

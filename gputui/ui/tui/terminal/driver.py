@@ -20,7 +20,7 @@ from textual.message import Message
 if TYPE_CHECKING:
     from gputui.ui.tui.terminal.features import TerminalFeatures
 
-_READ_BYTES = 4096
+_READ_BYTES = 4096  # a pasted page at once
 
 ESCAPE_SECONDS = 0.025
 """Time for the rest of an escape sequence to arrive, unless ESCDELAY is set; escape acts after it."""

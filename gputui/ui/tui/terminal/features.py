@@ -26,7 +26,7 @@ TITLE_KEEP = "\x1b[22;2t"
 TITLE_BACK = "\x1b[23;2t"
 
 BELL = "\a"
-LONGEST_TITLE = 80
+LONGEST_TITLE = 80  # window managers cut longer ones
 
 MOST_COPIED_BYTES = 50_000
 """xterm takes 74 994 bytes of base64 and drops what is longer."""

@@ -18,7 +18,7 @@ from gputui.core.text import PLAIN, clean
 from gputui.metrics.draw.glyphs import Characters, translator
 from gputui.ui.tui.terminal.pens import Pen, PenCase
 
-_MOST_CACHED_LENGTH = 256
+_MOST_CACHED_LENGTH = 256  # a longer text is hardly drawn twice
 
 # Wide characters whose width every terminal in use agrees on: CJK, kana, hangul, full-width forms. Emoji are not among
 # them, they grew wide at different times in different terminals.

@@ -31,7 +31,7 @@ from gputui.ui.tui.widgets.pane import Pane
 from gputui.ui.views.snapshot import Interest, Moment, Snapshot
 from gputui.ui.views.words import dated_clock
 
-WHEEL_LINES = 3
+WHEEL_LINES = 3  # as terminals and browsers scroll
 
 Result = TypeVar("Result")
 

@@ -128,7 +128,7 @@ class Area(Container):
     BLANK = True
 
 
-REDRAW_SECONDS = 0.9
+REDRAW_SECONDS = 0.9  # a little less than the second between readings of curves
 
 
 class SlowPane(Pane):
