@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 # nvmlReturn_t, from nvml.h; written out so that nothing here needs the binding at import time.
 ERROR_UNINITIALIZED = 1
@@ -42,6 +42,13 @@ class GpuGoneError(Exception):
 
 class DriverGoneError(Exception):
     """The driver was unloaded."""
+
+
+class FieldValue(NamedTuple):
+    """The value of a field, and when the driver read it."""
+
+    value: float
+    at_microseconds: int
 
 
 class Calls:
@@ -88,14 +95,14 @@ class Calls:
         """Return whether the GPU has not answered "not supported" to this call."""
         return (gpu, function, *args) not in self._never
 
-    def fields(self, gpu: str, handle: Any, requested: list[tuple[int, int]]) -> dict[int, tuple[float, int]]:
-        """Several field values in one call: ID → (value, timestamp of the driver in microseconds),
-        without unknown ones. ``requested`` holds (field ID, scope) pairs; unsupported ones are removed
-        from it. Raises GpuGoneError, DriverGoneError."""
+    def fields(self, gpu: str, handle: Any, requested: list[tuple[int, int]]) -> dict[int, FieldValue]:
+        """Several field values in one call, by field ID, without unknown ones. ``requested`` holds
+        (field ID, scope) pairs; unsupported ones are removed from it. Raises GpuGoneError,
+        DriverGoneError."""
         if not requested:
             return {}
         answers = self.ask(gpu, "nvmlDeviceGetFieldValues", handle, tuple(requested))
-        by_field: dict[int, tuple[float, int]] = {}
+        by_field: dict[int, FieldValue] = {}
         for pair, answer in zip(tuple(requested), answers or (), strict=False):
             status = answer.nvmlReturn
             if status == 0:
@@ -103,7 +110,8 @@ class Calls:
                 if 0 <= kind < len(_FIELD_MEMBERS):
                     value = getattr(answer.value, _FIELD_MEMBERS[kind])
                     if value not in _BLANK:
-                        by_field[pair[0]] = (value, answer.timestamp)
+                        field_id, _ = pair
+                        by_field[field_id] = FieldValue(value, answer.timestamp)
             elif status in _FIELD_NEVER:
                 requested.remove(pair)
             elif status in _GPU_GONE:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -10,7 +11,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gputui.machine.gpu_model import GpuFacts
-from gputui.machine.nvml_calls import Calls
+from gputui.machine.nvml_calls import Calls, FieldValue
 from gputui.machine.throttle import throttle_words
 from gputui.store.series import GpuSample, GpuSlowSample, GpuState
 
@@ -81,7 +82,7 @@ class Gpu:
     decoder_percent: float | None = None
     _power_fields: list[tuple[int, int]] = field(default_factory=lambda: [(FIELD_POWER_INSTANT, 0)])
     _slow_fields: list[tuple[int, int]] = field(default_factory=lambda: list(_SLOW_FIELDS))
-    _counters: dict[int, tuple[float, int]] = field(default_factory=dict)
+    _counters: dict[int, FieldValue] = field(default_factory=dict)
 
     @property
     def uuid(self) -> str:
@@ -135,17 +136,17 @@ class Gpu:
 
         def value(field_id: int) -> float | None:
             if field_id in fields:
-                return fields[field_id][0]
+                return fields[field_id].value
             return None
 
         def whole(field_id: int) -> int | None:
             if field_id in fields:
-                return int(fields[field_id][0])
+                return int(fields[field_id].value)
             return None
 
         def flag(field_id: int) -> bool | None:
             if field_id in fields:
-                return bool(fields[field_id][0])
+                return bool(fields[field_id].value)
             return None
 
         energy = value(_ENERGY_MILLIJOULES)
@@ -187,12 +188,14 @@ class Gpu:
         self._read_power_limit(calls)
         encoder = calls.ask(uuid, "nvmlDeviceGetEncoderUtilization", handle)
         decoder = calls.ask(uuid, "nvmlDeviceGetDecoderUtilization", handle)
-        # Each comes with the time over which it was measured.
-        self.encoder_percent = self.decoder_percent = None
+        self.encoder_percent = None
+        self.decoder_percent = None
         if encoder is not None:
-            self.encoder_percent = _percent(encoder[0])
+            percent, _measured_microseconds = encoder
+            self.encoder_percent = _percent(percent)
         if decoder is not None:
-            self.decoder_percent = _percent(decoder[0])
+            percent, _measured_microseconds = decoder
+            self.decoder_percent = _percent(percent)
         received = calls.number(uuid, "nvmlDeviceGetPcieThroughput", handle, _PCIE_RECEIVED)
         sent = calls.number(uuid, "nvmlDeviceGetPcieThroughput", handle, _PCIE_SENT)
         self.link = Link(
@@ -224,10 +227,10 @@ class Gpu:
         if self._power_fields:
             answer = calls.fields(self.facts.uuid, self.handle, self._power_fields).get(FIELD_POWER_INSTANT)
             if answer is not None:
-                return watts(answer[0])
+                return watts(answer.value)
         return watts(calls.number(self.facts.uuid, "nvmlDeviceGetPowerUsage", self.handle))
 
-    def _rate(self, field_id: int, fields: dict[int, tuple[float, int]]) -> float | None:
+    def _rate(self, field_id: int, fields: Mapping[int, FieldValue]) -> float | None:
         """Bytes per second since the previous reading of a counter in KiB, by the driver's
         timestamps. None for the first reading and after the counter decreased."""
         now = fields.get(field_id)
@@ -235,9 +238,10 @@ class Gpu:
         if now is None:
             return None
         self._counters[field_id] = now
-        if before is None or now[1] <= before[1] or now[0] < before[0]:
+        if before is None or now.at_microseconds <= before.at_microseconds or now.value < before.value:
             return None
-        return (now[0] - before[0]) * 1024.0 / ((now[1] - before[1]) / 1e6)
+        seconds = (now.at_microseconds - before.at_microseconds) / 1e6
+        return (now.value - before.value) * 1024.0 / seconds
 
 
 def _percent(value: int) -> float | None:
@@ -285,13 +289,16 @@ def read_facts(calls: Calls, index: int, uuid: str, handle: Any) -> GpuFacts:
     if memory is not None:
         facts = replace(facts, memory_total_bytes=memory.total)
     if limits is not None:
-        facts = replace(facts, power_limit_max_watts=watts(limits[1]))
+        _least, most = limits
+        facts = replace(facts, power_limit_max_watts=watts(most))
     if capability is not None:
-        facts = replace(facts, compute_capability=f"{capability[0]}.{capability[1]}")
+        major, minor = capability
+        facts = replace(facts, compute_capability=f"{major}.{minor}")
     if persistence is not None:
         facts = replace(facts, persistence_mode=bool(persistence))
     if mig is not None:
-        facts = replace(facts, mig_mode=bool(mig[0]))
+        current, _pending = mig
+        facts = replace(facts, mig_mode=bool(current))
     if has_instant_power:
         facts = replace(facts, power_reading="instant")
     return facts

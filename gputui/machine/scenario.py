@@ -18,15 +18,18 @@ it lasts until the file changes. Without ``gpu`` it concerns all GPUs.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
+from gputui.core.config import file_identity
 from gputui.core.yaml_forms.file import parse_file, read_text
 from gputui.core.yaml_forms.forms import Model, expected, validated, within
 from gputui.core.yaml_forms.problems import ProfileError
 from gputui.core.yaml_forms.quantities import parse_size
+from gputui.machine.gpu_model import say
 
 FaultKind = Literal["lost", "hang", "xid", "hot", "throttle"]
 
@@ -113,3 +116,46 @@ def load_scenario(path: Path) -> Scenario:
         return read_scenario(read_text(path, "scenario"), path)
     except ProfileError as error:
         raise ValueError("; ".join(map(str, error.problems))) from None
+
+
+class PlayedScenario:
+    """A scenario as time goes on. Raises OSError, and ValueError for an invalid one.
+
+    Attributes:
+        scenario: What the file said when it was last valid; without a file, the usual one.
+        begun_at: When it began to count (UTC unix seconds).
+    """
+
+    def __init__(self, path: Path | None, epoch: float) -> None:
+        """``epoch`` is the start of the simulation (UTC unix seconds)."""
+        self.scenario = Scenario()
+        self.begun_at = epoch
+        self._path = path
+        self._epoch = epoch
+        self._identity: tuple[int, int, int] | None = None
+        if path is not None and path.exists():
+            self._take_over(path)
+
+    def has_changed(self) -> bool:
+        """Load a changed file, and return whether it is another scenario now. An invalid one is reported, and the old
+        one stays."""
+        if self._path is None or file_identity(self._path) in (None, self._identity):
+            return False
+        try:
+            self._take_over(self._path)
+        except (OSError, ValueError) as error:
+            say(f"scenario not taken over: {error}")
+            return False
+        return True
+
+    def active(self, at: float, kind: FaultKind, gpu: int | None = None) -> Iterator[Fault]:
+        """The faults of a kind that are there at a time, on one GPU or on any."""
+        for fault in self.scenario.faults:
+            is_there = gpu is None or fault.gpu in (None, gpu)
+            if is_there and fault.kind == kind and fault.is_active(at - self.begun_at):
+                yield fault
+
+    def _take_over(self, path: Path) -> None:
+        self._identity = file_identity(path)
+        self.scenario = load_scenario(path)
+        self.begun_at = max(self._epoch, path.stat().st_mtime)

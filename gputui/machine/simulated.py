@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from gputui.core.config import file_identity
 from gputui.machine.gpu_model import (
     FastTick,
     GpuEvent,
@@ -22,10 +21,9 @@ from gputui.machine.gpu_model import (
     Occupant,
     ProcessTick,
     SlowTick,
-    say,
 )
 from gputui.machine.gpu_processes import GpuProcessReader
-from gputui.machine.scenario import Fault, FaultKind, Scenario, load_scenario
+from gputui.machine.scenario import Fault, PlayedScenario
 from gputui.machine.xid import xid_text
 from gputui.store.series import GpuSample, GpuSlowSample
 
@@ -45,6 +43,11 @@ _CLOCK_MHZ = 1980
 _CLOCK_HELD_MHZ = 1200
 _MEMORY_CLOCK_MHZ = 2619
 _HOT = "hardware thermal"
+_LOAD_PERCENT = 95.0  # of a training that waits for its data now and then
+_WARM_UP_SECONDS = 4.0  # short, for a demonstration; a real training takes a minute
+_COOLER_WHEN_IDLE = 8.0  # so that a hot GPU follows its load, too
+_FOREIGN_PIDS_FROM = 4_190_000  # just below the kernel's largest PID, so unused
+_HANG_STEP_SECONDS = 3600.0  # a sleep takes no infinite time
 
 
 def noise(seed: int, *what: int) -> float:
@@ -216,13 +219,6 @@ def _approached(value: float, target: float, inertia_seconds: float, seconds: fl
     return value + (target - value) * (1.0 - math.exp(-seconds / inertia_seconds))
 
 
-_LOAD_PERCENT = 95.0
-_WARM_UP_SECONDS = 4.0
-_COOLER_WHEN_IDLE = 8.0
-_FOREIGN_PIDS_FROM = 4_190_000  # just below the kernel's largest PID, so unused
-_HANG_STEP_SECONDS = 3600.0
-
-
 class SimulatedSource:
     """The source of ``--demo``. ``epoch`` is the start of the simulation (UTC unix seconds), which
     restarts of the sampler do not change. ``sleep`` implements a planned hang. Raises OSError, and
@@ -236,17 +232,13 @@ class SimulatedSource:
         *,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._path = scenario_path
-        self._epoch = time.time() if epoch is None else epoch
+        if epoch is None:
+            epoch = time.time()
+        self._script = PlayedScenario(scenario_path, epoch)
         self._reader = GpuProcessReader(is_first_namespace=True)
         self._sleep = sleep
-        self._scenario = Scenario()
-        self._begun_at = self._epoch
         self._reported: set[tuple[int, int]] = set()
-        self._identity: tuple[int, int, int] | None = None
-        if scenario_path is not None and scenario_path.exists():
-            self._take_over(scenario_path)
-        scenario = self._scenario
+        scenario = self._script.scenario
         if gpu_count is None:
             gpu_count = scenario.gpus
         self._gpus = [
@@ -272,8 +264,9 @@ class SimulatedSource:
         return None
 
     def fast(self, at: float) -> FastTick:
-        self._reread()
-        for fault in self._active(at, "hang"):
+        if self._script.has_changed():
+            self._reported.clear()
+        for fault in self._script.active(at, "hang"):
             self._hang(fault, at)
         # At the first sample, what is there has been there for long.
         seconds = math.inf
@@ -301,7 +294,7 @@ class SimulatedSource:
         for gpu in self._gpus:
             uuid = gpu.facts.uuid
             index = gpu.facts.index
-            for fault in self._active(at, "xid", index):
+            for fault in self._script.active(at, "xid", index):
                 if (id(fault), index) not in self._reported:
                     self._reported.add((id(fault), index))
                     events.append(GpuEvent(at=at, uuid=uuid, event="xid", code=fault.code, text=xid_text(fault.code)))
@@ -329,15 +322,15 @@ class SimulatedSource:
             return GpuSample(uuid=gpu.facts.uuid, state="lost", detail="the scenario lost this GPU")
         listed = self._listed(gpu, at)
         load_percent = max((float(process.sm_percent or 0) for process in listed), default=0.0)
-        forced_celsius = max((fault.celsius for fault in self._active(at, "hot", index)), default=None)
-        if forced_celsius is not None and self._scenario.load == "training":
+        forced_celsius = max((fault.celsius for fault in self._script.active(at, "hot", index)), default=None)
+        if forced_celsius is not None and self._script.scenario.load == "training":
             forced_celsius -= _COOLER_WHEN_IDLE * (1.0 - load_percent / 100.0)
         load = SimulatedLoad(
             load_percent,
-            sum(process.memory_bytes or 0 for process in listed),
-            at - self._loaded_since.pop(gpu.facts.uuid, at),
-            forced_celsius,
-            tuple(fault.reason for fault in self._active(at, "throttle", index)),
+            memory_bytes=sum(process.memory_bytes or 0 for process in listed),
+            loaded_seconds=at - self._loaded_since.pop(gpu.facts.uuid, at),
+            forced_celsius=forced_celsius,
+            reasons=tuple(fault.reason for fault in self._script.active(at, "throttle", index)),
         )
         return gpu.advance(at, seconds, load)
 
@@ -359,7 +352,7 @@ class SimulatedSource:
             warm = min(1.0, max(0.0, at - occupant.since) / _WARM_UP_SECONDS)
             percent = _LOAD_PERCENT * warm
             memory_share = warm
-            if self._scenario.load == "training":
+            if self._script.scenario.load == "training":
                 training = TrainingLoad(zlib.crc32(occupant.run_id.encode(), gpu.seed), gpu.facts.index)
                 percent = training.percent(at) * warm
                 memory_share = training.memory_share(at, occupant.since)
@@ -375,10 +368,10 @@ class SimulatedSource:
 
     def _foreign_on(self, gpu: SimulatedGpu, at: float) -> Iterator[GpuProcess]:
         """The scenario's processes of other people."""
-        for number, foreign in enumerate(self._scenario.foreign):
+        for number, foreign in enumerate(self._script.scenario.foreign):
             if foreign.gpu in (None, gpu.facts.index):
                 load = foreign.load
-                if self._scenario.load == "training":
+                if self._script.scenario.load == "training":
                     load *= TrainingLoad(gpu.seed + number, gpu.facts.index).percent(at) / 100.0
                 yield GpuProcess(
                     pid=_FOREIGN_PIDS_FROM + number,
@@ -389,35 +382,12 @@ class SimulatedSource:
                 )
 
     def _is_lost(self, gpu: SimulatedGpu, at: float) -> bool:
-        return any(self._active(at, "lost", gpu.facts.index))
-
-    def _active(self, at: float, kind: FaultKind, gpu: int | None = None) -> Iterator[Fault]:
-        """The faults of a kind that are there at a time, on one GPU or on any."""
-        for fault in self._scenario.faults:
-            is_there = gpu is None or fault.gpu in (None, gpu)
-            if is_there and fault.kind == kind and fault.is_active(at - self._begun_at):
-                yield fault
+        return any(self._script.active(at, "lost", gpu.facts.index))
 
     def _hang(self, fault: Fault, at: float) -> None:
         """Block, as a driver would, until the fault is over."""
         if fault.for_ is not None:
-            self._sleep(self._begun_at + fault.at + fault.for_ - at)
+            self._sleep(self._script.begun_at + fault.at + fault.for_ - at)
             return
         while True:
             self._sleep(_HANG_STEP_SECONDS)
-
-    def _take_over(self, path: Path) -> None:
-        """Load the scenario. Raises OSError, and ValueError for an invalid one."""
-        self._identity = file_identity(path)
-        self._scenario = load_scenario(path)
-        self._reported.clear()
-        self._begun_at = max(self._epoch, path.stat().st_mtime)
-
-    def _reread(self) -> None:
-        """Load a changed scenario. An invalid one is reported, and the old one stays."""
-        if self._path is None or file_identity(self._path) in (None, self._identity):
-            return
-        try:
-            self._take_over(self._path)
-        except (OSError, ValueError) as error:
-            say(f"scenario not taken over: {error}")
