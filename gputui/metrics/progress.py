@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sqlite3
 import statistics
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import pairwise
@@ -15,11 +16,12 @@ import msgspec
 from msgspec import Struct
 
 from gputui.core.text import clean
-from gputui.metrics.curves.axis import interpolate
+from gputui.metrics.curves.axis import Pairs, interpolate
 from gputui.metrics.curves.model import ChartRequest
 from gputui.runs.spec import asked_steps
 from gputui.store.attempts import read_attempts
 from gputui.store.metrics import queries
+from gputui.store.metrics.queries import StepReport
 from gputui.store.metrics.roles import LOSS, NO_ROLES, metric_roles
 from gputui.store.metrics.step_lines import LineFilter, StepLines
 from gputui.store.metrics.stored_lines import StoredLine, end_positions
@@ -27,6 +29,8 @@ from gputui.store.runs import Run
 
 if TYPE_CHECKING:
     from gputui.metrics.curves.live_curves import RunCurves
+
+_TIMES = ("step_time", "data_time", "comm_time")
 
 RATE_WINDOW_SECONDS = 60.0
 """The pace is that of this time: long enough to be calm, short enough to show a change."""
@@ -180,48 +184,52 @@ class RunTracker:
             report_seconds=self._report_seconds,
         )
 
-    def _reports(self) -> list[tuple[float, float]]:
-        """The time at which each step of the last `LEFT_WINDOW_SECONDS` was reported first."""
-        points: list[tuple[float, float]] = []
+    def _reports(self) -> list[StepReport]:
+        """The first report of each step of the last `LEFT_WINDOW_SECONDS`."""
+        reports: list[StepReport] = []
         if self._attempt is not None:
-            points += _last(self._curves.pace(self._attempt), LEFT_WINDOW_SECONDS)
-        for rank in self._ranks.values():
-            if rank.at is not None and rank.step is not None:
-                if not points or rank.at > points[-1][0]:
-                    points.append((rank.at, rank.step))
-                break
-        reports: list[tuple[float, float]] = []
-        for at, step in points:
-            if not reports or step > reports[-1][1]:
-                reports.append((at, step))
-        return reports
+            reports += _last(self._curves.pace(self._attempt), LEFT_WINDOW_SECONDS)
+        of_ranks = [
+            StepReport(rank.at, rank.step)
+            for rank in self._ranks.values()
+            if rank.at is not None and rank.step is not None
+        ]
+        newest = next(iter(of_ranks), None)
+        if newest is not None and (not reports or newest.at > reports[-1].at):
+            reports.append(newest)
+        first_reports: list[StepReport] = []
+        for report in reports:
+            if not first_reports or report.step > first_reports[-1].step:
+                first_reports.append(report)
+        return first_reports
 
 
-def pace_of(reports: Sequence[tuple[float, float]]) -> float | None:
+def pace_of(reports: Pairs) -> float | None:
     """The steps per second of the last `RATE_WINDOW_SECONDS`, or of a little more where older reports are thinned out:
     the median of the paces between reports, because a pause, such as a validation, is no pace."""
     recent = _last(reports, RATE_WINDOW_SECONDS)
-    paces = [(step - before) / (at - since) for (since, before), (at, step) in pairwise(recent)]
+    paces = [(later.step - earlier.step) / (later.at - earlier.at) for earlier, later in pairwise(recent)]
     if paces:
         return statistics.median(paces)
     return None
 
 
-def mean_pace_of(reports: Sequence[tuple[float, float]]) -> float | None:
+def mean_pace_of(reports: Pairs) -> float | None:
     """The steps per second of all reports, with the pauses."""
     if len(reports) < 2:
         return None
-    began_at, first = reports[0]
-    ended_at, last = reports[-1]
-    return (last - first) / (ended_at - began_at)
+    first_at, first_step = reports[0]
+    last_at, last_step = reports[-1]
+    return (last_step - first_step) / (last_at - first_at)
 
 
-def _last(reports: Sequence[tuple[float, float]], seconds: float) -> Sequence[tuple[float, float]]:
+def _last(reports: Pairs, seconds: float) -> list[StepReport]:
     """The reports of the last ``seconds``, and the one before them."""
-    first = next(
-        (number for number in reversed(range(len(reports))) if reports[-1][0] - reports[number][0] >= seconds), 0
-    )
-    return reports[first:]
+    if not reports:
+        return []
+    newest_at, _ = reports[-1]
+    later = bisect_right(reports, newest_at - seconds, key=lambda report: report[0])
+    return [StepReport(at, step) for at, step in reports[max(0, later - 1) :]]
 
 
 def progress_now(connection: sqlite3.Connection, run: Run) -> Progress:
@@ -252,9 +260,8 @@ def progress_at(connection: sqlite3.Connection, run: Run, at: float) -> tuple[Pr
     pace = past.pace(connection, run.run_id, run.attempt, at, RATE_WINDOW_SECONDS)
     gap = queries.report_seconds(connection, run.attempt, reached)
     metrics = _NewestMetrics(loss, newest, losses)
-    return _progress(run, ranks, metrics, pace=pace, mean_pace=pace, report_seconds=gap), tuple(
-        clean(name) for name in newest
-    )
+    progress = _progress(run, ranks, metrics, pace=pace, mean_pace=pace, report_seconds=gap)
+    return progress, tuple(clean(name) for name in newest)
 
 
 def at_equal_steps(points: Sequence[tuple[float, float | None]]) -> tuple[float | None, ...]:
@@ -263,12 +270,13 @@ def at_equal_steps(points: Sequence[tuple[float, float | None]]) -> tuple[float 
     finite = sorted({step: value for step, value in points if value is not None and math.isfinite(value)}.items())
     if not finite:
         return ()
-    start = finite[0][0]
+    start, _ = finite[0]
+    last_known, _ = finite[-1]
     end = max(step for step, _ in points)
     count = min(SPARK_POINTS, len(finite))
     steps = [start + (end - start) * number / max(1, count - 1) for number in range(count)]
-    reached = [interpolate(finite, step) for step in steps if step <= finite[-1][0]]
-    return (*reached, *[None] * (count - len(reached)))
+    values = [interpolate(finite, step) for step in steps if step <= last_known]
+    return (*values, *[None] * (count - len(values)))
 
 
 class _NewestMetrics(NamedTuple):
@@ -292,16 +300,15 @@ def _progress(
     measured = newest
     if run.state.has_attempt and run.attempt > 1 and step is None:
         measured = {}  # what there is was measured before this attempt
-    total = newest.get("total_steps")
-    if total is not None and 0 < total < math.inf:
-        total_steps: int | None = int(total)
-    else:
+    total_steps = _total_steps(newest)
+    if total_steps is None:
         total_steps = asked_steps(run.params, step)
     # Trainer of transformers accepts the name without the prefix that it logs it with.
     metric = next((name for name in (run.metric, f"eval_{run.metric}") if name in newest), run.metric)
     seconds_left = None
-    if run.state == "running" and mean_pace and step is not None and total_steps is not None and step < total_steps:
-        seconds_left = (total_steps - step) / mean_pace
+    steps_left = 0 if step is None or total_steps is None else total_steps - step
+    if run.state == "running" and mean_pace and steps_left > 0:
+        seconds_left = steps_left / mean_pace
     return Progress(
         step=step,
         total_steps=total_steps,
@@ -318,7 +325,12 @@ def _progress(
     )
 
 
-_TIMES = ("step_time", "data_time", "comm_time")
+def _total_steps(newest: Mapping[str, float]) -> int | None:
+    """The steps of the run, by its newest line that names them."""
+    total = newest.get("total_steps")
+    if total is None or not 0 < total < math.inf:
+        return None
+    return int(total)
 
 
 def rank_rows(

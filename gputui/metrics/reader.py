@@ -236,8 +236,9 @@ class FileReader:
         if header is None and not is_last:
             return False
         own_header = None
-        if began[0] == state.generation and began[1] < state.byte_offset:
-            own_header = _first_line(descriptor, began[1])
+        generation, offset = began
+        if generation == state.generation and offset < state.byte_offset:
+            own_header = _first_line(descriptor, offset)
         self._format.begin(header or b"", own_header or b"")
         self._begun = state.generation
         return True
@@ -257,17 +258,14 @@ class FileReader:
         if descriptor is None or not os.fstat(descriptor).st_size:
             return None  # It has just been replaced or truncated.
         status = os.fstat(descriptor)
-        begin = boundaries[-1]
+        newest = boundaries[-1]
         is_new = status.st_ino != state.inode
-        # The newest attempt has no line yet, in the file that its start has seen: a newer file is its
-        # own, and a shorter one too if it began from the start, even if another attempt has written
-        # the same lines.
-        is_start = len(boundaries) > 1 and begin.generation == state.generation and state.position <= begin[:2]
-        is_other_file = self._format.breaks_at_return or (is_start and is_new and self._file.matches is not None)
-        is_long_enough = 0 < state.byte_offset <= status.st_size
-        if is_new and is_long_enough and not is_other_file and is_unchanged(descriptor, *state.read_part):
+        is_start = _is_at_newest_attempt(state, boundaries)
+        is_own_file = is_start and is_new and self._file.matches is not None
+        is_other_file = self._format.breaks_at_return or is_own_file
+        if is_new and not is_other_file and _is_continued(descriptor, state):
             # The next attempt may have begun in this file, which was not known yet.
-            is_next = begin.generation > state.generation
+            is_next = newest.generation > state.generation
             continued = replace(state, inode=inode, generation=state.generation + is_next)
             return Batch(self._source.lines, continued, more=True)
         if former is not None:
@@ -277,12 +275,11 @@ class FileReader:
                 rest.more = True
                 return rest
         is_rotated = former is not None and os.fstat(former).st_nlink > 0
-        is_shorter = status.st_size < state.byte_offset
-        if is_rotated or (is_start and is_shorter and not self._source.earlier.is_resumed(begin.attempt)):
-            is_other_file = True
+        is_shorter = is_start and status.st_size < state.byte_offset
+        is_begun_anew = is_shorter and not self._source.earlier.is_resumed(newest.attempt)
         generation = state.generation + 1
         first_generation = state.first_generation
-        if is_other_file:
+        if is_other_file or is_rotated or is_begun_anew:
             first_generation = generation
         begun = SourceState(inode, generation, first_generation=first_generation)
         return Batch(self._source.lines, begun, more=True)
@@ -376,6 +373,21 @@ class LearnedTexts:
         return redacted
 
 
+def _is_at_newest_attempt(state: SourceState, boundaries: Sequence[Boundary]) -> bool:
+    """Return whether the newest attempt, which is not the first one, has no line yet in the file that its start has
+    seen. A newer file is its own then, and a shorter one too if it began from the start, even if another attempt has
+    written the same lines."""
+    newest = boundaries[-1]
+    begin = (newest.generation, newest.byte_offset)
+    return len(boundaries) > 1 and newest.generation == state.generation and state.position <= begin
+
+
+def _is_continued(descriptor: int, state: SourceState) -> bool:
+    """Return whether a file begins with all that was read of another one."""
+    is_long_enough = 0 < state.byte_offset <= os.fstat(descriptor).st_size
+    return is_long_enough and is_unchanged(descriptor, *state.read_part)
+
+
 def comparison_with_earlier(
     earlier: EarlierLines, began: FilePosition, state: SourceState, attempt: int
 ) -> AbstractContextManager[LineComparison | None]:
@@ -385,9 +397,9 @@ def comparison_with_earlier(
         began: Where the attempt began: one that began in this version writes no copies of earlier lines.
         state: What was read before.
     """
-    is_compared = began[0] < state.generation and state.first_generation < state.generation
-    is_compared = is_compared and not earlier.is_passed(state, attempt)
-    if is_compared:
+    generation, _ = began
+    has_earlier = generation < state.generation and state.first_generation < state.generation
+    if has_earlier and not earlier.is_passed(state, attempt):
         return earlier.comparison(state, attempt)
     return nullcontext()
 

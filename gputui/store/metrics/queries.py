@@ -110,7 +110,7 @@ class StepReport(NamedTuple):
     """The first line of a step. ``at`` is UTC unix seconds."""
 
     at: float
-    step: int
+    step: float
 
 
 def report_seconds(connection: sqlite3.Connection, attempt: int, reached: Mapping[int, FilePosition]) -> float | None:
