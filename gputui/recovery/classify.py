@@ -34,11 +34,11 @@ FULL_BYTES = 1 << 20
 
 Outcome = Literal["succeeded", "stopped", "failed"]
 
-_CUDA_WANTED = re.compile(r"[Tt]ried to allocate ([\d.]+ \w+)")
+_CUDA_WANTED = re.compile(r"[Tt]ried to allocate (?P<size>[\d.]+ \w+)")
 # PyTorch's allocator requests these for any tensor below 1 MiB, and for any below 10 MiB.
 _ALLOCATOR_BLOCKS = ("2.00 MiB", "20.00 MiB")
-_HOST_WANTED = re.compile(r"tried to allocate (\d+) bytes")
-_AT_STEP = re.compile(r"\bat step (\d{1,15})\b")
+_HOST_WANTED = re.compile(r"tried to allocate (?P<bytes>\d+) bytes")
+_AT_STEP = re.compile(r"\bat step (?P<step>\d{1,15})\b")
 _PATHS = re.compile(r"(?:~|\.{1,2})?(?:/[\w.@+~-]+)+/?")
 _ADDRESSES = re.compile(r"0x[0-9a-fA-F]+")
 _NUMBERS = re.compile(r"\d+")
@@ -160,7 +160,7 @@ def _step(primary: Finding, evidence: Evidence) -> int | None:
     if observed is not None:
         return observed
     if in_text := _AT_STEP.search(primary.text):
-        return int(in_text[1])
+        return int(in_text["step"])
     return evidence.last_step
 
 
@@ -187,13 +187,14 @@ def _by_target(evidence: Evidence) -> list[Finding]:
 
 def detail_of(summary: str) -> str:
     """The detail of an incident's summary, such as the requested memory and the line of code; "" without one."""
-    return summary.partition(" (")[2].removesuffix(")")
+    _, _, detail = summary.partition(" (")
+    return detail.removesuffix(")")
 
 
 def names_request(detail: str) -> bool:
     """Return whether a detail has the size of the tensor for which memory was missing."""
     request = _CUDA_WANTED.search(detail)
-    return request is not None and request[1] not in _ALLOCATOR_BLOCKS
+    return request is not None and request["size"] not in _ALLOCATOR_BLOCKS
 
 
 def fingerprint(kind: str, message: str) -> str:
@@ -261,9 +262,9 @@ def _detail(finding: Finding, evidence: Evidence) -> str | None:
     parts: list[str | None] = []
     stated_in = KINDS[finding.kind].missing_memory
     if stated_in == "units" and (request := _CUDA_WANTED.search(finding.text)):
-        parts.append(f"tried to allocate {request[1]}")
+        parts.append(f"tried to allocate {request['size']}")
     if stated_in == "bytes" and (request := _HOST_WANTED.search(finding.text)):
-        parts.append(f"tried to allocate {bytes_text(int(request[1]))}")
+        parts.append(f"tried to allocate {bytes_text(int(request['bytes']))}")
     if finding.kind == SHARED_OOM:
         parts.append(f"beside {', '.join(evidence.shared_with)}")
     if parts:

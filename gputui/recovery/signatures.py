@@ -298,7 +298,7 @@ _TERMINATE = re.compile(
     r"of type )(?P<type>(?:[^':]|::)+)(?:'|: (?P<message>.*)|$)"
 )
 # The message up to the frames of a C++ stack, or to what the interpreter prints.
-_WHAT = re.compile(r"\s+what\(\):\s+((?:(?!frame #|Fatal Python error|Aborted).*\n?)*)")
+_WHAT = re.compile(r"\s+what\(\):\s+(?P<message>(?:(?!frame #|Fatal Python error|Aborted).*\n?)*)")
 _WHAT_LINES = 5  # stack frames or warnings may stand between
 
 
@@ -377,6 +377,6 @@ def terminate_message(text: str) -> Raised | None:
             what = _WHAT.match("\n".join(lines[at + 1 : at + 1 + _WHAT_LINES]))
             message = match["message"] or ""
             if not message and what is not None:
-                message = what[1]
+                message = what["message"]
             raised = Raised(match["type"].rsplit("::", 1)[-1], message)
     return raised

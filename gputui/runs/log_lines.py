@@ -147,7 +147,7 @@ def _seconds(text: str) -> float | None:
 
 
 # Those of torchrun and of launchers built on it.
-_STOP_EXCEPTION = re.compile(r"\b(SignalException|SIGTERMException)\b")
+_STOP_EXCEPTION = re.compile(r"\b(?P<type>SignalException|SIGTERMException)\b")
 # The traceback is within this many lines of the end of a log.
 _MOST_LINES = 100
 
@@ -166,6 +166,6 @@ def stop_report(lines: Sequence[str]) -> StopReport | None:
         if TRACEBACK in lines[first]:
             for last in range(len(lines) - 1, first, -1):
                 if match := _STOP_EXCEPTION.search(lines[last]):
-                    return StopReport(first, last, match[1])
+                    return StopReport(first, last, match["type"])
             return None
     return None

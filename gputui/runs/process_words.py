@@ -7,7 +7,9 @@ import re
 from gputui.core.text import clean
 from gputui.store.hardware import ProcessView
 
-_PYTHON = re.compile(r"(?:\S*/)?python[\d.]*(?=\s|$)(?:\s+-[BEIOPSbdqsuvx]+(?=\s|$)|\s+-[XW]\s*\S+)*\s*(-m\s+)?")
+_PYTHON = re.compile(
+    r"(?:\S*/)?python[\d.]*(?=\s|$)(?:\s+-[BEIOPSbdqsuvx]+(?=\s|$)|\s+-[XW]\s*\S+)*\s*(?P<module>-m\s+)?"
+)
 
 
 def process_words(process: ProcessView) -> str:
@@ -28,11 +30,13 @@ def script_words(command: str, run_id: str | None) -> str:
 def script_of(command: str) -> str:
     """A command line without folders, Python and its flags: ``/env/bin/python3 -u train.py -x 1`` →
     ``train.py -x 1``, ``python -m trainer x`` → ``trainer x``."""
-    match = _PYTHON.match(command)
-    rest = command[match.end() :] if match else command
-    if match and (match[1] or not rest or rest[0] == "-"):
-        if match[1]:
+    rest = command
+    python = _PYTHON.match(command)
+    if python is not None:
+        rest = command[python.end() :]
+        if python["module"]:
             return rest
-        return f"python {rest}".rstrip()
+        if not rest or rest.startswith("-"):
+            return f"python {rest}".rstrip()
     first, space, others = rest.partition(" ")
     return (first.rsplit("/", 1)[-1] or first) + space + others

@@ -147,9 +147,11 @@ def stop_reason_of_study(connection: sqlite3.Connection, run_id: str) -> str | N
         "WHERE t.run_id = ? AND t.to_state = 'stopping' ORDER BY t.transition_id DESC LIMIT 1",
         (run_id,),
     ).fetchone()
-    if row is not None and row[2] is not None and row[1] == f"study {row[2]}":
-        reason: str | None = row[0]
-        return reason
+    if row is None:
+        return None
+    cause, actor, study_id = row
+    if study_id is not None and actor == f"study {study_id}":
+        return str(cause)
     return None
 
 

@@ -330,7 +330,8 @@ class CheckpointSurveys:
         before = self._watches
         keys = [(attempt.record.run_id, attempt.record.number) for attempt in living]
         self._watches = {key: before.get(key) or _Watch() for key in keys}
-        for (run_id, number), watch in sorted(self._watches.items(), key=lambda item: item[1].due_at):
+        for run_id, number in sorted(self._watches, key=lambda key: self._watches[key].due_at):
+            watch = self._watches[run_id, number]
             if now < watch.due_at:
                 break
             self._scan(watch, run_id, number)

@@ -156,8 +156,8 @@ def _placement(spec: RunSpec, start: Start, grant: Grant) -> Placement:
         visible = tuple(str(index) for index in grant.indices)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
-    return Placement.here(visible, spec.ranks_on(len(start.uuids)), port=port)
+        _, port = probe.getsockname()
+    return Placement.here(visible, spec.ranks_on(len(start.uuids)), port=int(port))
 
 
 def _write_rows(context: AgentContext, start: Start, grant: Grant, prepared: _Prepared) -> None:

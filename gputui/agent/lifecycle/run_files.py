@@ -174,6 +174,7 @@ def next_phase(connection: sqlite3.Connection, spec: RunSpec, attempt: Attempt) 
         for step in (explicit_step(row.name) or row.step,)
         if step is not None and step >= phase_end
     ]
-    if endings:
-        return number + 2, min(endings)[1]
-    return None
+    if not endings:
+        return None
+    _, first_path = min(endings)
+    return number + 2, first_path

@@ -94,7 +94,8 @@ class RunNotice(Struct, frozen=True):
         if self.step is not None:
             fields["step"] = str(self.step)
         if self.loss is not None:
-            fields["loss"] = repr(self.loss[1])
+            _, loss = self.loss
+            fields["loss"] = repr(loss)
         return fields
 
 

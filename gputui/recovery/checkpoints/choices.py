@@ -183,8 +183,8 @@ def choose(
         unreadable = _without_content(folder, validated.missing)
     is_lost = unreadable is None and lost is not None
     if unreadable is None and lost is not None:
-        another = "gputui resume --from PATH chooses another"
-        unreadable = f"{lost[0].name}, which a person chose, {lost[1]}: {another}"
+        checkpoint, why = lost
+        unreadable = f"{checkpoint.name}, which a person chose, {why}: gputui resume --from PATH chooses another"
     doubted = resumable.newest_uncertain(rows, attempts)
     doubt = None
     if doubted is not None:

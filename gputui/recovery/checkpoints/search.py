@@ -187,14 +187,9 @@ def _judge_last_save(rows: Rows, ended: AttemptSpan, attempts: Spans, steps: Che
     saves = [row for row in resumable.newest_first(rows) if row.is_written and row.attempt == ended.number]
     if not saves:
         return rows
-    last = {row.path for row in saves if row.place == saves[0].place or row.is_same_save_as(saves[0])}
-    reason = None
-    if saves[0].verdict not in ("cut", "struck"):
-        if not steps.has_stepped(ended.number, saves[0].seen_at):
-            reason = _lacking_file(saves[0], rows, ended, attempts)
-        name = _kept_file(saves[0], rows)
-        if reason is None and name is not None and not steps.has_stepped(ended.number, saves[0].written_at):
-            reason = f"was written over just before its attempt ended, but for {name}"
+    newest = saves[0]
+    last = {row.path for row in saves if row.place == newest.place or row.is_same_save_as(newest)}
+    reason = _cut_reason(newest, rows, ended, attempts, steps)
 
     def judged(row: CheckpointRow) -> CheckpointRow:
         if row.gone_at is not None or row.attempt != ended.number or not row.is_written:
@@ -202,11 +197,27 @@ def _judge_last_save(rows: Rows, ended: AttemptSpan, attempts: Spans, steps: Che
         if reason is not None and row.path in last:
             why = f"{reason}; its save may have been cut short"
             return replace(row, verdict="cut", why=why)
-        was_quiet = row.saved_at is not None and (row.saved_at <= (ended.ended_at or 0.0) - SETTLED_SECONDS)
-        is_settled = row.is_settled or was_quiet or ended.ended_well or row.path not in last or steps.has_gone_on(row)
-        return replace(row, is_settled=is_settled)
+        was_quiet = row.saved_at is not None and row.saved_at <= (ended.ended_at or 0.0) - SETTLED_SECONDS
+        was_complete = ended.ended_well or was_quiet or row.path not in last
+        return replace(row, is_settled=row.is_settled or was_complete or steps.has_gone_on(row))
 
     return tuple(map(judged, rows))
+
+
+def _cut_reason(
+    save: CheckpointRow, rows: Rows, ended: AttemptSpan, attempts: Spans, steps: CheckpointSteps
+) -> str | None:
+    """What says that the last save of an attempt was cut short; None if nothing does."""
+    if save.verdict in ("cut", "struck"):
+        return None
+    if not steps.has_stepped(ended.number, save.seen_at):
+        lack = _lacking_file(save, rows, ended, attempts)
+        if lack is not None:
+            return lack
+    name = _kept_file(save, rows)
+    if name is not None and not steps.has_stepped(ended.number, save.written_at):
+        return f"was written over just before its attempt ended, but for {name}"
+    return None
 
 
 def _kept_file(row: CheckpointRow, rows: Rows) -> str | None:

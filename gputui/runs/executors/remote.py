@@ -115,16 +115,15 @@ def report(folder: Path, request: dict[str, Any], most_bytes: int = CHUNK_BYTES)
     is_partial = False
     for path in [*metrics, *logs, folder / "job.log", folder / "starts.jsonl"]:
         name = str(path.relative_to(run_dir))
-        offset = int(request["known"].get(name, 0))
+        known_bytes = int(request["known"].get(name, 0))
         with contextlib.suppress(OSError), path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
-            was_cut = offset > size
-            if was_cut:
-                offset = 0
-            at = file.seek(offset)
+            was_cut = known_bytes > size
+            at = file.seek(0 if was_cut else known_bytes)
             data = file.read(min(most_bytes, remaining_bytes))
             remaining_bytes -= len(data)
-            is_partial = is_partial or (path in metrics and at + len(data) < size)
+            is_rest_left = at + len(data) < size
+            is_partial = is_partial or (is_rest_left and path in metrics)
             if data or was_cut:
                 cut = int(request["cuts"].get(name, 0)) + was_cut
                 grown[name] = {"at": at, "data": base64.b64encode(data).decode("ascii"), "cut": cut}
@@ -214,17 +213,24 @@ def stream(folder: Path, claim: str) -> int:
             time.sleep(STREAM_SECONDS)
             continue
         record = {"number": sent.lines, "host": answer["host"], "folder": str(folder), "grown": grown, "whole": whole}
-        try:
-            data = (line_end + frame(record) + "\n").encode("ascii")
-            while data:
-                data = data[os.write(1, data) :]
-        except OSError:
-            # On a full disk, part of the line may be written: the next one begins by ending it.
+        if print_all(f"{line_end}{frame(record)}\n"):
+            line_end = ""
+            sent.add(grown, whole)
+        else:
+            # Part of the line may be there: the next one begins by ending it.
             line_end = "\n"
             time.sleep(STREAM_SECONDS)
-            continue
-        line_end = ""
-        sent.add(grown, whole)
+
+
+def print_all(text: str) -> bool:
+    """Print ASCII text without a buffer; return whether there was room for all of it on the disk of the log."""
+    data = text.encode("ascii")
+    try:
+        while data:
+            data = data[os.write(1, data) :]
+    except OSError:
+        return False
+    return True
 
 
 class Sent:

@@ -104,8 +104,10 @@ def read_periods(folder: Path, lineage: list[dict[str, Any]]) -> WritePeriods:
         period = period_of(attempt_folder)
         if period is None:
             continue
-        end_at = float("inf") if attempt["until"] is None else float(attempt["until"])
-        periods.lineage.append((period[0], min(period[1], end_at)))
+        began_at, ended_at = period
+        if attempt["until"] is not None:
+            ended_at = min(ended_at, float(attempt["until"]))
+        periods.lineage.append((began_at, ended_at))
         base = (read_record(attempt_folder / "attempt.json") or {}).get("resume_from")
         if attempt["failed"] and base is not None:
             periods.failures[base] += 1

@@ -247,16 +247,7 @@ class RemoteRunner(ABC):
         elif self.stop is not None:
             return self.end(STOPPED_BEFORE)
         else:
-            # The first answer may take minutes if much code is sent.
-            self.report()
-            try:
-                self.reach()
-                self.send()
-            except MissingProgramError as error:
-                where = "on the PATH of the shell that launched it"
-                raise TargetRefusalError(f"{error}; it is not {where}, or not on that of the target") from error
-            ticket = {"token": secrets.token_hex(8), "at": time.time()}
-            write_private(self.folder / "submit.json", ticket)
+            ticket = self.hand_over()
         token = str(ticket["token"])
         handle = (read_record(self.folder / "handle.json") or {}).get("job")
         if handle is None and not listed:
@@ -266,24 +257,46 @@ class RemoteRunner(ABC):
                 self.mark_over()
                 return self.end(STOPPED_BEFORE)
             if self.claimed() is None and not ticket.get("is_accepted"):
-                handle = self.submit(token)
-                name = "submit.json"
-                record = {**ticket, "is_accepted": True}
-                if handle is not None:
-                    name = "handle.json"
-                    record = {"job": handle}
-                write_private(self.folder / name, record)
+                handle = self.submit_once(ticket)
             listed = self.jobs(token)
         self.fetch()
-        before = self.status
-        self.status = self.status_of(self.chosen_job(handle, listed), listed)
-        former_state = None
-        if before is not None:
-            former_state = before.state
-        self.clock.count(former_state, time.time())
-        self.nodes = self.status.nodes or self.nodes
+        self.take_status(self.status_of(self.chosen_job(handle, listed), listed))
         self.pass_stop_on()
         return self.check_end(token)
+
+    def hand_over(self) -> dict[str, Any]:
+        """Send the target's files, and return the ticket of a submission. Raises UnreachableError and
+        TargetRefusalError."""
+        # The first answer may take minutes if much code is sent.
+        self.report()
+        try:
+            self.reach()
+            self.send()
+        except MissingProgramError as error:
+            where = "on the PATH of the shell that launched it"
+            raise TargetRefusalError(f"{error}; it is not {where}, or not on that of the target") from error
+        ticket = {"token": secrets.token_hex(8), "at": time.time()}
+        write_private(self.folder / "submit.json", ticket)
+        return ticket
+
+    def submit_once(self, ticket: Mapping[str, Any]) -> str | None:
+        """Submit the job, and note that; returns the job, None if the target did not name it. Raises UnreachableError
+        and TargetRefusalError."""
+        job = self.submit(str(ticket["token"]))
+        if job is None:
+            write_private(self.folder / "submit.json", {**ticket, "is_accepted": True})
+        else:
+            write_private(self.folder / "handle.json", {"job": job})
+        return job
+
+    def take_status(self, status: JobStatus) -> None:
+        """Take over a new status of the job, and count the time in the state before."""
+        former_state = None
+        if self.status is not None:
+            former_state = self.status.state
+        self.status = status
+        self.clock.count(former_state, time.time())
+        self.nodes = status.nodes or self.nodes
 
     def chosen_job(self, handle: str | None, listed: Sequence[JobStatus]) -> str:
         """The job that serves the attempt; others that are ``listed`` are cancelled. If a submission

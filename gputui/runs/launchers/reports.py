@@ -23,13 +23,13 @@ _ROOT = "Root Cause (first observed failure):"
 _FAILURES = "Failures:"
 _BORDER = re.compile(r"^(?:={3,}|-{3,})$")
 _INDEX = re.compile(r"^\[\d+\]:$")
-_FIELD = re.compile(r"^  (time|host|rank|exitcode|error_file|traceback) *: ?(.*)$")
-_RANK = re.compile(r"^(\d+) \(local_rank: \d+\)")
-_EXIT = re.compile(r"^(-?\d+) \(pid: (\d+)\)")
-_LOG = re.compile(r"^[WEI]\d{4} \d\d:\d\d:\d\d\.\d+ \d+ \S+\] (.*)$")
-_ASKED = re.compile(r"^Sending process (\d+) closing signal ")
-_FORCED = re.compile(r"^Unable to shutdown process (\d+) via .*forcefully exiting via ")
-_GOT_SIGNAL = re.compile(r"^Received (\d+) death signal, shutting down workers")
+_FIELD = re.compile(r"^  (?P<name>time|host|rank|exitcode|error_file|traceback) *: ?(?P<value>.*)$")
+_RANK = re.compile(r"^(?P<rank>\d+) \(local_rank: \d+\)")
+_EXIT = re.compile(r"^(?P<code>-?\d+) \(pid: (?P<pid>\d+)\)")
+_LOG = re.compile(r"^[WEI]\d{4} \d\d:\d\d:\d\d\.\d+ \d+ \S+\] (?P<message>.*)$")
+_ASKED = re.compile(r"^Sending process (?P<number>\d+) closing signal ")
+_FORCED = re.compile(r"^Unable to shutdown process (?P<number>\d+) via .*forcefully exiting via ")
+_GOT_SIGNAL = re.compile(r"^Received (?P<number>\d+) death signal, shutting down workers")
 # How other launchers report the process whose failure ended all others.
 _LIGHTNING = re.compile(
     r"\[rank: (?P<rank>\d+)\] Child process with PID (?P<pid>\d+) terminated with code (?P<code>-?\d+)\. Forcefully"
@@ -135,10 +135,10 @@ def parse_reports(text: str) -> list[LauncherReport]:
 
 
 def _report(lines: list[str], root: RankFailure | None = None, others: Sequence[RankFailure] = ()) -> LauncherReport:
-    messages = [logged[1] for line in lines if (logged := _LOG.match(line))]
+    messages = [logged["message"] for line in lines if (logged := _LOG.match(line))]
 
     def numbers(pattern: re.Pattern[str]) -> list[int]:
-        return [int(match[1]) for message in messages if (match := pattern.match(message))]
+        return [int(match["number"]) for message in messages if (match := pattern.match(message))]
 
     return LauncherReport(
         root,
@@ -180,7 +180,7 @@ def _entries(lines: list[str], at: int) -> tuple[list[dict[str, str]], int]:
         elif entries and "traceback" in entries[-1]:
             entries[-1]["traceback"] += f"\n{line}"
         elif entries and (match := _FIELD.match(line)):
-            entries[-1][match[1]] = match[2]
+            entries[-1][match["name"]] = match["value"]
     return entries, at + 1
 
 
@@ -200,9 +200,9 @@ def _failures(entries: list[dict[str, str]]) -> list[RankFailure]:
             traceback = None
         failures.append(
             RankFailure(
-                rank=int(rank[1]),
-                exit_code=int(code[1]),
-                pid=int(code[2]),
+                rank=int(rank["rank"]),
+                exit_code=int(code["code"]),
+                pid=int(code["pid"]),
                 at=at,
                 traceback=traceback,
             )

@@ -183,10 +183,10 @@ def queued_jobs(output: str) -> list[QueuedJob]:
 
 def recorded_job(job: str, output: str) -> QueuedJob | None:
     """A job in the output of ``sacct --parsable2`` in SACCT_FORMAT, or None."""
-    match = re.search(rf"^\s*{re.escape(job)}\|([^|]+)\|(.*)$", output, re.M)
+    match = re.search(rf"^\s*{re.escape(job)}\|(?P<state>[^|]+)\|(?P<nodes>.*)$", output, re.M)
     if match is None:
         return None
-    return QueuedJob(job, match[1], nodes=match[2].strip())
+    return QueuedJob(job, match["state"], nodes=match["nodes"].strip())
 
 
 def submitted_job(output: str) -> str | None:

@@ -49,11 +49,12 @@ class SshShell(TargetShell):
         mark = f"gputui-{secrets.token_hex(8)}:"
         command = shlex.join([*self.remote_shell, MARKED, "sh", mark, *argv])
         done = super().call([*_ssh_words(self.target), str(self.target["host"]), "--", command], input_text, seconds)
-        answer = re.search(rf"{mark}\n(.*){mark}(\d+)\n", done.output, re.S)
+        answer = re.search(rf"{mark}\n(?P<output>.*){mark}(?P<code>\d+)\n", done.output, re.S)
         if answer is None:
             # Without what it has of the answer, which is no message.
             raise UnreachableError(CommandResult(done.code, "", done.errors).words)
-        return CommandResult(int(answer[2]), answer[1], done.errors.partition(f"{mark}\n")[2])
+        _, _, errors = done.errors.partition(f"{mark}\n")
+        return CommandResult(int(answer["code"]), answer["output"], errors)
 
     def send(self, source: Path, files: str | None, destination: str) -> CommandResult:
         """Copy a folder's content into a folder there. Raises UnreachableError.
