@@ -66,8 +66,12 @@ class AgentContext(Struct, frozen=True):
         monotonic: seconds, for durations.
         wake: starts the next turn of the loop; callable from any thread.
         budget: the time that is left of this turn.
+        jobs: slow work in threads.
         recorder: the current state of GPUs and host.
         janitor: tidies the store beside the loop.
+        ingest: reads the metrics that runs write.
+        scanner: finds the processes of attempts on this machine.
+        executors: the programs that can run an attempt, by the kind of target.
     """
 
     connection: sqlite3.Connection

@@ -123,6 +123,9 @@ class Jobs:
         clock: returns monotonic seconds.
         at_once: about so many run beside the urgent ones, never more than THREADS_MOST; the others wait in order.
         has_news: a job has ended since this was last reset.
+        _asked: jobs whose results somebody asks for in each turn.
+        _started: jobs that have a thread, until they are over.
+        _waiting: jobs without a thread yet, the next one first.
     """
 
     wake: Callable[[], None]

@@ -407,12 +407,8 @@ class _Decision:
         )
         listed = " and ".join(f"{c.parameter} {show(c.after)} → {show(c.before)}" for c in changes)
         undone = AppliedAction(UNDO, f"took {listed} back, with which the run did not start", changes)
-        batch_name = context.spec.role("batch_size", params)
-        is_shrunk = SHRINK in refused.actions and batch_name in refused.replaced
-        rung = refused.rung + 1
-        limit = None
-        if is_shrunk and batch_name is not None and (limit := whole(now[batch_name])) is not None:
-            rung = refused.rung
+        limit = _refused_batch(refused, context)
+        rung = refused.rung if limit is not None else refused.rung + 1
         incident = replace(context.incident, kind=refused.kind)
         reverted = replace(context, incident=incident, params=params, below=limit)
         plan = self._climb(reverted, rung)
@@ -424,6 +420,14 @@ class _Decision:
             actions=(undone, *plan.actions),
             changed={name: value for name, value in plan.params.items() if value != now.get(name)},
         )
+
+
+def _refused_batch(refused: PastDecision, context: ActionContext) -> int | None:
+    """The smaller batch that a script refused; None if its batch was not changed."""
+    name = context.spec.role("batch_size", context.params)
+    if name is None or SHRINK not in refused.actions or name not in refused.replaced:
+        return None
+    return whole(context.params[name])
 
 
 def _retries(history: Sequence[PastDecision]) -> list[PastDecision]:

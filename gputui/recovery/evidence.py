@@ -40,17 +40,22 @@ class ExitRecord(Struct, frozen=True):
     Attributes:
         code: the command's exit code; None if a signal ended it or nothing was started.
         signal: the signal that ended the command.
+        started_at: when the executor began (UTC unix seconds).
+        ended_at: when the command was over (UTC unix seconds).
         stop_requested: the executor was asked to end it.
         forced: it had to be killed.
         oom_kills_cgroup: kills for want of memory in the executor's control group shortly before the end; None if
             unknown.
         oom_kills_host: kills for want of memory on the whole machine in the same time; None if unknown.
+        disk_free_bytes: free space for its logs when the command ended; None if unknown.
+        cpu_seconds: of the command and its descendants.
         survivors: processes that SIGKILL did not end.
         error: why nothing could be started.
         lease_conflict: the GPUs whose locks another process held.
         ended_by: the kind of end by the run's target; None if the target did not end it.
         ended_reason: the target's message.
         target: its name; None for this machine.
+        killed_ranks: the ranks that a signal ended while nobody had asked for an end, in order.
         stop_signal: the first signal that asked the executor to end the attempt; its command got SIGTERM.
     """
 
@@ -123,6 +128,8 @@ class ObservedCause(Struct, frozen=True):
     """An observation of the agent while the attempt ran.
 
     Attributes:
+        kind: of the incident that it explains.
+        at: when it was observed (UTC unix seconds).
         ended_run: the agent ended the attempt for it; else it is a report of the driver.
         gpu: the UUID of the affected GPU.
         contained: that GPU remains usable.
@@ -161,6 +168,8 @@ class Evidence(Struct, frozen=True):
 
     Attributes:
         exit: None if the executor left no record.
+        launcher: a name in LAUNCHERS.
+        started_at: when the command began; None if it never did.
         last_step: of its metrics.
         last_step_at: the time that the line of that step states.
         rebooted: the machine was rebooted since its start.

@@ -131,12 +131,15 @@ class RecoveryPlan(Struct, frozen=True):
     """The decision and its reason.
 
     Attributes:
+        verdict: whether another attempt follows.
         actions: applied and skipped actions in the order of the ladder.
         reason: one sentence without its full stop.
         because: the reason as a keyword for programs.
         params: all parameters of the next attempt.
         rung: the position on the ladder, counted from 0.
         changed: the parameters that differ from those of the failed attempt.
+        resume_from: the path of the checkpoint to begin from; None for the start of the training.
+        delay_seconds: the time until the next attempt may start.
         effect: effects besides changed parameters.
     """
 

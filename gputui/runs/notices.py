@@ -30,6 +30,9 @@ class Message(Struct, frozen=True):
     """A message without secrets.
 
     Attributes:
+        event: what happened, as in settings.
+        severity: of the event; recipients may want the severe ones only.
+        title: one line that is enough by itself.
         lines: at most ten below the title.
         fields: the facts for commands, by lower-case names; see `gputui.agent.notify.messages`.
         run_id: the run that it is about.

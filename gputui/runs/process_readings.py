@@ -19,6 +19,8 @@ class ProcessReading(Struct, frozen=True):
     """One process; None is unknown.
 
     Attributes:
+        start_ticks: when it began, in clock ticks since the boot.
+        state: a letter, see proc(5).
         cpu_seconds: CPU time, with that of reaped children.
         queued_seconds: how long its main thread waited for a core.
         io_bytes: bytes of read and write calls, and of disk transfers.

@@ -55,6 +55,7 @@ class Admission:
         locks: the locks that all homes on this machine respect.
         spawn: starts an attempt, given its executor and the descriptors of its GPU locks.
         short_since: since when GPUs of a run are missing, by run id (monotonic).
+        _locked_by: who holds the lock of a GPU, by its UUID, as stored for the views.
     """
 
     context: AgentContext
@@ -63,7 +64,6 @@ class Admission:
     locks: GpuLocks
     spawn: Callable[[Attempt, Executor, Sequence[int]], None]
     short_since: dict[str, float] = field(default_factory=dict)
-    # As stored for the views.
     _locked_by: dict[str, str | None] = field(default_factory=dict)
 
     def note_locks(self) -> None:

@@ -28,8 +28,10 @@ class AttemptSpan(Struct, frozen=True):
     """An attempt as the ledger sees it, with times in UTC unix seconds.
 
     Attributes:
+        begun_at: when its row was created.
         ended_at: None while it lives.
         resumed_from: the path of a checkpoint; None if it began from the start.
+        last_step: the newest step in its metrics; None if they have none.
         has_worked: it made a step, or lived long without metrics.
         gpu_count: attempts with as many GPUs have as many ranks.
         ended_well: its command ended with code 0.

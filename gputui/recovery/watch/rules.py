@@ -72,6 +72,9 @@ class Rule(Struct, frozen=True):
     """A condition of a GPU, the host or a run that raises an alert, as shipped or with `overrides`.
 
     Attributes:
+        id: its name in files and rows.
+        subject: what it is about: a GPU, the host or a run.
+        title: for headings.
         sentence: with ``{subject}``, ``{value}``, ``{limit}`` and ``{text}``.
         remedy: what to do.
         unit: of the value and of ``hysteresis``.

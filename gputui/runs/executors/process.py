@@ -114,6 +114,9 @@ class ExecutorProcess:
         identity: None if it could not be started.
         folder: the attempt's.
         kind: the executor.
+        _selector: wakes the loop at the end of the process; None until it is watched.
+        _descriptor: the pidfd of the process; None where it is not watched or polled instead.
+        _is_reaped: its exit status was collected.
     """
 
     identity: ProcessIdentity | None

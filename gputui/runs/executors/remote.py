@@ -119,7 +119,8 @@ def report(folder: Path, request: dict[str, Any], most_bytes: int = CHUNK_BYTES)
         with contextlib.suppress(OSError), path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             was_cut = known_bytes > size
-            at = file.seek(0 if was_cut else known_bytes)
+            begin = 0 if was_cut else known_bytes
+            at = file.seek(begin)
             data = file.read(min(most_bytes, remaining_bytes))
             remaining_bytes -= len(data)
             is_rest_left = at + len(data) < size

@@ -121,9 +121,12 @@ class QueuedJob(NamedTuple):
     """A job in Slurm's words.
 
     Attributes:
-        start: expected or real.
+        job: its number.
+        state: as squeue or sacct writes it.
+        reason: why it waits.
+        start: the expected or real time of its start.
         nodes: a list as Slurm writes it.
-        end: that of the limit.
+        end: when its time limit ends it.
         comment: has the token of the submission.
     """
 
