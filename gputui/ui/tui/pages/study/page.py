@@ -204,6 +204,7 @@ class StudyScreen(ListingPage[view.TrialRow]):
     def do_compare(self) -> None:
         study = self.study
         run = self.run_in_question
-        assert study is not None and run is not None
+        assert study is not None
+        assert run is not None
         best = [trial.run_id for trial in rank_trials(study.trials, study.spec.objectives) if trial.run_id is not None]
         self.shell.compare(run, tuple(dict.fromkeys([run.run_id, *best]))[:COMPARED])
