@@ -25,6 +25,8 @@ RANK_LINES_AT_ONCE = 24_000
 """Most lines of ranks read when a chart is opened, about 100 ms; of a longer run, a sample is read.
 """
 
+RANK_LINES = LineQuery(where="rank IS NOT NULL AND step IS NOT NULL")
+
 
 class RankReader:
     """Reads the curves of a run's ranks from lines, since only those of rank 0 are reduced, and
@@ -52,20 +54,16 @@ class RankReader:
         store. Steps that a later attempt did again are left out. Raises sqlite3.Error."""
         settings = (tuple(names.items()), request.axis, request.window, request.bins, request.is_log)
         ends = read_ends(connection, self._run_id).positions
-        limit = -1
-        if settings != self._asked or ends.keys() != self._until.keys():
+        if settings == self._asked and ends.keys() == self._until.keys():
+            reads = [(line_range, RANK_LINES) for line_range in ranges_between(self._until, ends)]
+        else:
             self._followed = {}
             stored = read_stored_lines(connection, self._run_id)
-            ranges, limit = self._ranges(stored, axis_map, request)
-        else:
-            ranges = ranges_between(self._until, ends)
+            reads = self._reads(stored, axis_map, request)
         # Incomplete until all lines were taken: a failed read starts over.
         self._asked = None
-        for number, (source_id, begin, end) in enumerate(ranges):
-            most = -1 if number >= len(ranges) - len(ends) else limit
-            query = LineQuery(where="rank IS NOT NULL AND step IS NOT NULL", limit=most)
-            rows = rows_between(connection, source_id, begin, end, query)
-            for attempt, rank, step, at, data in rows:
+        for (source_id, begin, end), query in reads:
+            for attempt, rank, step, at, data in rows_between(connection, source_id, begin, end, query):
                 x = axis_map.place(attempt, step, at)
                 if x is None:
                     continue
@@ -79,23 +77,26 @@ class RankReader:
         self._until = ends
         return {requested: self._curves(name, request) for requested, name in names.items()}
 
-    def _ranges(self, stored: StoredLines, axis_map: AxisMap, request: ChartRequest) -> tuple[list[LineRange], int]:
-        """The lines to read, those after the last stretches at the end, and the most of each stretch."""
+    def _reads(
+        self, stored: StoredLines, axis_map: AxisMap, request: ChartRequest
+    ) -> list[tuple[LineRange, LineQuery]]:
+        """The lines to read: of a long run the first ones of some of its stretches, and all that are newer."""
         parts = split_in_parts(in_window(stored.stretches, axis_map, request.window), axis_map.cuts)
         stretches = [stretch for part in parts if part.redone != "all" for stretch in part.stretches]
-        of_rank_0 = sum(stretch.line_count for stretch in stored.stretches)
-        ranks = 1
-        if of_rank_0:
-            ranks = max(1, round(stored.line_count / of_rank_0))
-        line_count = sum(stretch.line_count for stretch in stretches) * ranks
+        rank_count = _rank_count(stored)
+        line_count = sum(stretch.line_count for stretch in stretches) * rank_count
         self._is_sampled = line_count > RANK_LINES_AT_ONCE
-        limit = -1
+        query = RANK_LINES
         if self._is_sampled:
-            # From each stretch enough lines for two of every rank.
             stretches = stretches[:: -(-len(stretches) // max(1, request.bins))]
-            limit = max(2 * ranks, RANK_LINES_AT_ONCE // len(stretches))
-        ranges = [LineRange(stretch.source_id, stretch.begin, stretch.end) for stretch in stretches]
-        return [*ranges, *stored.unreduced()], limit
+            # Enough for two lines of every rank.
+            most = max(2 * rank_count, RANK_LINES_AT_ONCE // len(stretches))
+            query = RANK_LINES._replace(limit=most)
+        ranges = (LineRange(stretch.source_id, stretch.begin, stretch.end) for stretch in stretches)
+        return [
+            *((line_range, query) for line_range in ranges),
+            *((line_range, RANK_LINES) for line_range in stored.unreduced()),
+        ]
 
     def _curves(self, name: str, request: ChartRequest) -> RankCurves:
         curves = []
@@ -104,3 +105,11 @@ class RankReader:
                 curve = followed.curve(request.smoothing, followed.last_in_window)
                 curves.append(RankCurve(rank, curve.smooth or curve.bins, curve.last))
         return RankCurves(tuple(curves), self._is_sampled)
+
+
+def _rank_count(stored: StoredLines) -> int:
+    """The ranks that write lines, by the share of those of rank 0."""
+    of_rank_0 = sum(stretch.line_count for stretch in stored.stretches)
+    if of_rank_0 == 0:
+        return 1
+    return max(1, round(stored.line_count / of_rank_0))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import get_args
+from typing import NamedTuple, get_args
 
 import msgspec
 from msgspec import Struct
@@ -59,40 +59,66 @@ class Keys(Struct, frozen=True):
         return f"{self.word(name, pages[0])} on the {pages[0]}"
 
 
+class _Clash(NamedTuple):
+    """A changed action, and a key that another action on its page has already.
+
+    Attributes:
+        owner: the other action.
+    """
+
+    page: str
+    action_name: str
+    key: str
+    owner: Action
+
+    @property
+    def refusal(self) -> str:
+        """A sentence about it."""
+        meaning = self.owner.label or self.owner.name
+        return f"keys: {self.action_name} cannot have {self.key}: on the {self.page} page that is {meaning}."
+
+
 def resolve_keys(settings: Mapping[str, str]) -> Keys:
     """The keys of the settings, which map an action or ``page.action`` to keys: ``{"overview.fold": "f7 ctrl+a"}``."""
     refused: list[str] = []
     changed: dict[PageAction, tuple[str, ...]] = {}
     # A setting for one page overrides one for all.
     for name, setting in sorted(settings.items(), key=lambda item: "." in item[0]):
-        page, _, action_name = name.rpartition(".")
-        actions = [action for action in ACTIONS if action.name == action_name]
-        pages = [scope for action in actions for scope in action.scopes if page in ("", scope)]
-        keys = [key_name(word) for word in setting.split()]
-        is_text = any(key is not None and "+" not in key and key not in NAMED for key in keys)
-        usable = [scope for scope in pages if not is_text or scope not in TYPING]
-        if not pages:
-            refused.append(f"keys: no action is named {name}.")
-        elif not keys or None in keys:
-            refused.append(f"keys: {name} cannot have {setting or 'no key'}: there is no such key.")
-        elif not usable:
-            refused.append(f"keys: {name} cannot have {setting}: that is text there.")
-        else:
-            changed |= {(scope, action_name): tuple(key for key in keys if key) for scope in usable}
+        try:
+            changed |= _resolve(name, setting)
+        except ValueError as error:
+            refused.append(f"keys: {error}.")
     while (clash := _clash(changed)) is not None:
-        (page, name), key, label = clash
-        del changed[page, name]
-        refused.append(f"keys: {name} cannot have {key}: on the {page} page that is {label}.")
+        del changed[clash.page, clash.action_name]
+        refused.append(clash.refusal)
     return Keys(changed, tuple(refused))
 
 
-def _clash(changed: Mapping[PageAction, tuple[str, ...]]) -> tuple[PageAction, str, str] | None:
-    """A changed action with a key of another one on its page, that key, and the other's label."""
+def _resolve(name: str, setting: str) -> dict[PageAction, tuple[str, ...]]:
+    """The keys of one setting, on each page where its action can have them. Raises ValueError without such a key or
+    page."""
+    page, _, action_name = name.rpartition(".")
+    actions = [action for action in ACTIONS if action.name == action_name]
+    pages = [scope for action in actions for scope in action.scopes if page in ("", scope)]
+    if not pages:
+        raise ValueError(f"no action is named {name}")
+    keys = tuple(key for word in setting.split() if (key := key_name(word)) is not None)
+    if not keys or len(keys) < len(setting.split()):
+        raise ValueError(f"{name} cannot have {setting or 'no key'}: there is no such key")
+    if any("+" not in key and key not in NAMED for key in keys):
+        pages = [scope for scope in pages if scope not in TYPING]
+    if not pages:
+        raise ValueError(f"{name} cannot have {setting}: that is text there")
+    return {(scope, action_name): keys for scope in pages}
+
+
+def _clash(changed: Mapping[PageAction, tuple[str, ...]]) -> _Clash | None:
+    """The first changed action with a key of another one on its page."""
     for scope in get_args(Scope):
         owner: dict[str, Action] = {}
         # Unchanged actions come first: of two actions with one key the changed one is refused.
         for action in sorted(actions_in(scope), key=lambda action: (scope, action.name) in changed):
             for key in changed.get((scope, action.name), action.keys):
                 if owner.setdefault(key, action) is not action:
-                    return (scope, action.name), key, owner[key].label or owner[key].name
+                    return _Clash(scope, action.name, key, owner[key])
     return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -44,35 +45,46 @@ class EventRow(NamedTuple):
 
 def events_panel(snapshot: Snapshot, width: int, height: int, cursor: int | None = None) -> list[Line]:
     """A heading and the newest events; with a cursor, those around the event of that id."""
-    events = snapshot.events
-    now = snapshot.at
     rows = event_rows(snapshot, width, height, cursor)
-    numbers = [number for number, event in enumerate(events, 1) if any(row.event is event for row in rows)]
     note = ""
-    if numbers and cursor is not None and len(numbers) < len(events):
-        note = f"{numbers[0]}–{numbers[-1]} of {len(events)}"
+    if cursor is not None:
+        note = _part_words(snapshot.events, rows)
     lines = [rule("EVENTS", width, note)]
-    if not events and height > 1:
+    if not snapshot.events and height > 1:
         lines.append(fit_line([("  No event is recorded.", "dim")], width))
-    name_width = _name_width(snapshot)
-    for text, event, is_first in rows:
-        if event is None:
-            lines.append(fit_line([(f" {text}", "dim")], width))
+    for row in rows:
+        if row.event is None:
+            lines.append(fit_line([(f" {row.text}", "dim")], width))
             continue
-        is_current = event.event_id == cursor
-        before: list[Span] = [(" " * (len(_SIGNS) + _TIME + name_width), "text")]
-        if is_first:
-            time = clock(event.at)
-            if height < NAMED_DAYS:
-                time = f"{dated_clock(event.at, now):<{_DATED_TIME}}"
-            pointer = "▸" if is_current else " "
-            name = fit_line([(_name(event, snapshot), "label")], name_width)
-            before = [(pointer, "cursor"), (f"{time} ", "dim"), _severity_sign(event), *name]
-        line = fit_line([*before, (_GAP + text, "text")], width)
+        is_current = row.event.event_id == cursor
+        before: list[Span] = [(" " * (len(_SIGNS) + _TIME + _name_width(snapshot)), "text")]
+        if row.is_first:
+            before = _row_head(row.event, snapshot, is_current=is_current, is_dated=height < NAMED_DAYS)
+        line = fit_line([*before, (_GAP + row.text, "text")], width)
         if is_current:
             line = highlight(line)
         lines.append(line)
     return lines[:height]
+
+
+def _part_words(events: Sequence[EventView], rows: Sequence[EventRow]) -> str:
+    """Which events are visible: ``12–20 of 40``; nothing if all are."""
+    numbers = [number for number, event in enumerate(events, 1) if any(row.event is event for row in rows)]
+    if not numbers or len(numbers) == len(events):
+        return ""
+    return f"{numbers[0]}–{numbers[-1]} of {len(events)}"
+
+
+def _row_head(event: EventView, snapshot: Snapshot, *, is_current: bool, is_dated: bool) -> list[Span]:
+    """What stands before a message: the cursor, the time, the severity and the name of the subject."""
+    pointer = " "
+    if is_current:
+        pointer = "▸"
+    time = clock(event.at)
+    if is_dated:
+        time = f"{dated_clock(event.at, snapshot.at):<{_DATED_TIME}}"
+    name = fit_line([(_name(event, snapshot), "label")], _name_width(snapshot))
+    return [(pointer, "cursor"), (f"{time} ", "dim"), _severity_sign(event), *name]
 
 
 def _severity_sign(event: EventView) -> Span:
@@ -89,35 +101,39 @@ def event_rows(snapshot: Snapshot, width: int, height: int = 10_000, cursor: int
         height: the lines of the panel with its heading.
         cursor: the id of the event under the cursor; None for the newest events.
     """
+    has_days = height >= NAMED_DAYS
+    time_width = _TIME if has_days else _DATED_TIME
+    room = max(1, width - len(_SIGNS) - time_width - _name_width(snapshot) - len(_GAP))
     rows: list[EventRow] = []
-    now = snapshot.at
     cursor_row = None
-    day = day_name(now)
-    room = width - len(_SIGNS) - _name_width(snapshot) - len(_GAP)
+    day = day_name(snapshot.at)
     for event in snapshot.events:
-        if day_name(event.at) != day and height >= NAMED_DAYS:
+        if has_days and day_name(event.at) != day:
             day = day_name(event.at)
             rows.append(EventRow(day))
         if event.event_id == cursor:
             cursor_row = len(rows)
         message = _message(event, snapshot)
-        if height >= NAMED_DAYS:
-            parts = _two_lines(message, room - _TIME)
-        else:
-            parts = (clip_middle(message, max(1, room - _DATED_TIME)),)
+        parts: Sequence[str] = (clip_middle(message, room),)
+        if has_days:
+            parts = _two_lines(message, room)
         rows += [EventRow(part, event, not number) for number, part in enumerate(parts)]
-    below = max(0, height - 1)
-    end = len(rows)
-    if cursor_row is not None:
-        end = min(end, max(below, cursor_row + below // 2 + 1))
-    visible = rows[max(0, end - below) : end]
+    visible = _around(rows, cursor_row, max(0, height - 1))
     first = visible[0].event if visible else None
     if first is not None and not visible[0].is_first:
         # Its first line has no room.
-        visible[0] = EventRow(clip_middle(_message(first, snapshot), max(1, room - _TIME)), first)
-    if height >= NAMED_DAYS and first is not None and day_name(first.at) != day_name(now):
+        visible[0] = EventRow(clip_middle(_message(first, snapshot), room), first)
+    if has_days and first is not None and day_name(first.at) != day_name(snapshot.at):
         visible[0] = EventRow(day_name(first.at))
     return visible
+
+
+def _around(rows: Sequence[EventRow], cursor_row: int | None, count: int) -> list[EventRow]:
+    """So many of the newest rows, or those with the row of the cursor in their middle."""
+    end = len(rows)
+    if cursor_row is not None:
+        end = min(end, max(count, cursor_row + count // 2 + 1))
+    return list(rows[max(0, end - count) : end])
 
 
 @lru_cache(512)
