@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -182,34 +182,50 @@ def _agent(connection: sqlite3.Connection, now: float) -> Iterator[MetricFamily]
     yield _gauge("alert_active", "Alerts of gputui itself that last now.", labels, lasting.items())
 
 
+LabelledGpus = Sequence[tuple[tuple[str, str], GpuView]]
+"""GPUs behind their labels `_GPU`: index and UUID."""
+
+
 def _gpus(connection: sqlite3.Connection, now: float) -> Iterator[MetricFamily]:
-    all_gpus = [((str(gpu.index), gpu.uuid), gpu) for gpu in read_gpus(connection, now)]
-    failed = quarantined(connection)
+    labelled = [((str(gpu.index), gpu.uuid), gpu) for gpu in read_gpus(connection, now)]
     # Old samples are outdated: only GPUs that answer now have values.
-    fresh = [(who, gpu) for who, gpu in all_gpus if gpu.state == "ok"]
+    fresh = [(labels, gpu) for labels, gpu in labelled if gpu.state == "ok"]
+    yield from _gpu_states(labelled, quarantined(connection))
+    yield from _gpu_values(fresh)
+    yield from _gpu_users(labelled, fresh)
+    yield _gpu_xids(connection, labelled)
+
+
+def _gpu_states(labelled: LabelledGpus, failed: Container[str]) -> Iterator[MetricFamily]:
     yield _gauge(
         "gpu_info", "What the GPU is.", (*_GPU, "model", "pci_bus_id"),
-        [((*who, gpu.name, str(gpu.facts.pci_bus_id or "")), 1) for who, gpu in all_gpus],
+        [((*labels, gpu.name, str(gpu.facts.get("pci_bus_id") or "")), 1) for labels, gpu in labelled],
     )  # fmt: skip
     text = "1 while the driver answers for this GPU."
-    yield _gauge("gpu_up", text, _GPU, [(who, gpu.state == "ok") for who, gpu in all_gpus])
+    yield _gauge("gpu_up", text, _GPU, [(labels, gpu.state == "ok") for labels, gpu in labelled])
     yield _gauge(
         "gpu_quarantined", "1 when no run gets this GPU, because it failed.", _GPU,
-        [(who, gpu.uuid in failed) for who, gpu in all_gpus],
+        [(labels, gpu.uuid in failed) for labels, gpu in labelled],
     )  # fmt: skip
-    for gauge in _GPU_GAUGES:
-        values = [(who, gauge.value(gpu)) for who, gpu in fresh]
-        rows = [(who, round(value * gauge.unit, 9)) for who, value in values if value is not None]
-        yield _gauge(f"gpu_{gauge.name}", gauge.text, _GPU, rows)
+
+
+def _gpu_values(fresh: LabelledGpus) -> Iterator[MetricFamily]:
+    for name, text, field, unit in _GPU_GAUGES:
+        values = [(labels, _value(gpu, field)) for labels, gpu in fresh]
+        rows = [(labels, round(value * unit, 9)) for labels, value in values if value is not None]
+        yield _gauge(f"gpu_{name}", text, _GPU, rows)
     for name, text in _GPU_COUNTERS.items():
-        yield _counter(f"gpu_{name}", text, _GPU, [(who, getattr(gpu.slow, name)) for who, gpu in fresh])
+        yield _counter(f"gpu_{name}", text, _GPU, [(labels, gpu.slow.get(name)) for labels, gpu in fresh])
     yield _gauge(
         "gpu_throttled", "1 for each reason that holds the clocks back.", (*_GPU, "reason"),
-        [((*who, why), 1) for who, gpu in fresh for why in gpu.throttle_reasons or ()],
+        [((*labels, why), 1) for labels, gpu in fresh for why in gpu.throttle_reasons or ()],
     )  # fmt: skip
+
+
+def _gpu_users(labelled: LabelledGpus, fresh: LabelledGpus) -> Iterator[MetricFamily]:
     leases = [
-        ((*who, run_id, name or run_id, _rank(rank_among(gpu.processes, run_id))), 1)
-        for who, gpu in all_gpus
+        ((*labels, run_id, name or run_id, _rank(rank_among(gpu.processes, run_id))), 1)
+        for labels, gpu in labelled
         if gpu.run_id is not None
         for run_id, name in ((gpu.run_id, gpu.run_name), *gpu.shared_with)
     ]
@@ -217,15 +233,18 @@ def _gpus(connection: sqlite3.Connection, now: float) -> Iterator[MetricFamily]:
     yield _gauge("gpu_lease", text, (*_GPU, *_RUN, "rank"), leases)
     yield _gauge(
         "gpu_processes", "Processes that hold memory of the GPU.", _GPU,
-        [(who, len(gpu.processes)) for who, gpu in fresh if gpu.processes is not None],
+        [(labels, len(gpu.processes)) for labels, gpu in fresh if gpu.processes is not None],
     )  # fmt: skip
-    labels = {uuid: (index, uuid) for (index, uuid), _ in all_gpus}
-    xids = connection.execute(
+
+
+def _gpu_xids(connection: sqlite3.Connection, labelled: LabelledGpus) -> MetricFamily:
+    known_labels = {gpu.uuid: labels for labels, gpu in labelled}
+    counts = connection.execute(
         "SELECT uuid, code, count(*) FROM gpu_events WHERE event = 'xid' AND code IS NOT NULL GROUP BY uuid, code"
     ).fetchall()
-    yield _counter(
+    return _counter(
         "gpu_xid_errors", "XID errors that the driver has reported.", (*_GPU, "xid"),
-        [((*labels.get(uuid, ("", uuid)), str(code)), number) for uuid, code, number in xids],
+        [((*known_labels.get(uuid, ("", uuid)), str(code)), number) for uuid, code, number in counts],
     )  # fmt: skip
 
 
