@@ -6,6 +6,7 @@ import os
 import sqlite3
 import time
 from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from importlib.resources import files
 from typing import Any
@@ -98,6 +99,10 @@ def _record(session: Session, connection: sqlite3.Connection) -> RecordStatus:
     return record_status(connection, retention, problem)
 
 
+ProcessKey = tuple[int, int | None]
+"""A process for as long as it lives: PID and start ticks."""
+
+
 @command.verb("orphans", changes=lambda options: options["kill"], has_json=True)
 @click.option("--kill", is_flag=True, help="End them: SIGTERM, and SIGKILL after 5 s.")
 def orphans_(session: Session, kill: bool, as_json: bool) -> None:
@@ -109,13 +114,11 @@ def orphans_(session: Session, kill: bool, as_json: bool) -> None:
     if processes and (kill or not session.workspace.database.exists()):
         # The agent reads back what a lost database does not know: without it, live runs might look like strangers.
         session.need_agent()
-    memory_bytes: Counter[tuple[int, int | None]] = Counter()
+    memory_bytes: Mapping[ProcessKey, int] = {}
     if processes:
         with closing(session.reader()) as connection:
             processes = orphans.orphans(processes, repository.run_statuses(connection))
-            for gpu in read_gpus(connection, time.time()):
-                for user in gpu.processes or ():
-                    memory_bytes[user.pid, user.start_ticks] += user.memory_bytes or 0
+            memory_bytes = _gpu_memory(connection)
     survivors: set[ProcessIdentity] = set()
     if kill and processes:
         survivors = set(orphans.end([process.identity for process in processes]))
@@ -125,30 +128,42 @@ def orphans_(session: Session, kill: bool, as_json: bool) -> None:
     for process in processes:
         identity = process.identity
         size_bytes = memory_bytes.get((identity.pid, identity.start_ticks))
-        shape = {**_shape(process), "gpu_memory_bytes": size_bytes, "killed": None}
-        if kill:
-            shape["killed"] = identity not in survivors
-        shapes.append(shape)
+        is_killed = identity not in survivors if kill else None
+        shapes.append({**_shape(process), "gpu_memory_bytes": size_bytes, "killed": is_killed})
     if as_json:
         print_json(shapes)
-    elif not shapes:
-        say("no orphans: every process of a run belongs to an attempt that is alive")
     else:
-        print_table(("PID", "RUN", "ATTEMPT", "GPU MEMORY", "", "COMMAND"), [_cells(shape) for shape in shapes])
-        if not kill:
-            say("gputui agent orphans --kill ends them")
-    if survivors and not as_json:
-        pids = ", ".join(str(identity.pid) for identity in survivors)
-        say(f"not even SIGKILL ends {pids}; a hung driver is likely, and a reboot needed")
+        _print_orphans(shapes, survivors, kill=kill)
     if survivors:
         raise SystemExit(Exit.REFUSED)
+
+
+def _gpu_memory(connection: sqlite3.Connection) -> Mapping[ProcessKey, int]:
+    """The bytes that each process holds on all GPUs."""
+    memory_bytes: Counter[ProcessKey] = Counter()
+    for gpu in read_gpus(connection, time.time()):
+        for process in gpu.processes or ():
+            memory_bytes[process.pid, process.start_ticks] += process.memory_bytes or 0
+    return memory_bytes
+
+
+def _print_orphans(shapes: Sequence[Mapping[str, Any]], survivors: Iterable[ProcessIdentity], *, kill: bool) -> None:
+    if not shapes:
+        say("no orphans: every process of a run belongs to an attempt that is alive")
+        return
+    print_table(("PID", "RUN", "ATTEMPT", "GPU MEMORY", "", "COMMAND"), [_cells(shape) for shape in shapes])
+    if not kill:
+        say("gputui agent orphans --kill ends them")
+    pids = ", ".join(str(identity.pid) for identity in survivors)
+    if pids:
+        say(f"not even SIGKILL ends {pids}; a hung driver is likely, and a reboot needed")
 
 
 def _shape(orphan: orphans.MarkedProcess) -> dict[str, Any]:
     return {"pid": orphan.identity.pid, "run_id": orphan.run_id, "attempt": orphan.attempt, "command": orphan.command}
 
 
-def _cells(shape: dict[str, Any]) -> tuple[str, ...]:
+def _cells(shape: Mapping[str, Any]) -> tuple[str, ...]:
     size = "–"
     if shape["gpu_memory_bytes"] is not None:
         size = units.bytes_text(shape["gpu_memory_bytes"])

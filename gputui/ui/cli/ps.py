@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import click
 
@@ -62,11 +62,29 @@ def command(session: Session, as_json: bool, active: bool, order: str | None, on
         return
     unread = intake.without_metrics(connection)
     has_own_metrics = any(row.progress.has_own_metric for row in rows)
-    table = [_row(row, unread.get(row.run.run_id), now, has_own_metrics, sizes.get(row.run.run_id)) for row in rows]
+    _print_runs(
+        [_row(row, unread.get(row.run.run_id), now, has_own_metrics, sizes.get(row.run.run_id)) for row in rows],
+        is_sized=bool(sizes),
+        has_usual_names=all(run.run_id.rpartition("-")[0] == run.profile for run in runs),
+        order=order,
+    )
+
+
+def _print_runs(
+    table: Sequence[Mapping[str, str]], *, is_sized: bool, has_usual_names: bool, order: str | None
+) -> None:
+    """Print a table without the columns that say nothing.
+
+    Args:
+        table: the cells of each run, by the heads of the columns.
+        is_sized: whether the sizes of the runs are known.
+        has_usual_names: whether each id has the name of the run's profile.
+        order: the column that the runs are sorted by; narrow terminals have it, too.
+    """
     unused = [head for head in ("NAME", "TAGS") if not any(row[head] for row in table)]
-    if all(run.run_id.rpartition("-")[0] == run.profile for run in runs):
+    if has_usual_names:
         unused.append("PROFILE")
-    if not sizes:
+    if not is_sized:
         unused.append("SIZE")
     heads = [head for head in table[0] if head not in unused]
     spare = [head for head in _SPARE if head.lower() != order]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from contextlib import closing
 from typing import TYPE_CHECKING
 
@@ -103,32 +104,21 @@ def command(
     from gputui.ui.cli import check, launch_spec
 
     profile = _launched_profile(session, argv)
-    job_options = {"partition": partition, "account": account}
-    job = {key: value for key, value in job_options.items() if value is not None}
     limit: dict[str, float] = {}
-    if time_limit is not None and target is not None:
-        job["time"] = time_limit
+    job_options = {"partition": partition, "account": account}
+    if target is not None:
+        job_options["time"] = time_limit
     elif time_limit is not None:
-        seconds = parse_duration(time_limit)
-        if not seconds:
-            fail(f"--time: expected a time such as 30min, 1h30m or 2d, found {shorten(time_limit)}", Exit.USAGE)
-        limit["time_limit_seconds"] = seconds
+        limit["time_limit_seconds"] = _limit_seconds(time_limit)
+    job = {key: value for key, value in job_options.items() if value is not None}
     begin_at = None
     if begin is not None:
         with exit_on(TypedTimeError, code=Exit.USAGE, before="--begin: "):
             begin_at = parse_begin(begin, time.time())
     if target is not None:
-        from gputui.profiles.describe import target_preview
-        from gputui.profiles.preflight import check_elsewhere
-        from gputui.profiles.targets import find_target, with_job_options
-
-        settings = with_job_options(find_target(target, profile.form.targets, session.workspace), job)
-        # The target itself is not asked, so that nothing waits for a network.
-        spec = launch_spec.resolve_spec(profile, changes, gpus, situation=None, target=settings)
-        launch_spec.refuse_failed(check_elsewhere(spec, session.workspace.state))
+        spec = _resolve_elsewhere(session, profile, changes, gpus, target=target, job=job)
         if dry_run:
-            for line in target_preview(spec, session.workspace.runs):
-                say(line)
+            _say_target_plan(session, spec)
             return
     elif job:
         fail(f"--{next(iter(job))} goes with --on TARGET", Exit.USAGE)
@@ -163,12 +153,25 @@ def command(
     if as_json:
         print_json({"id": run_id, "state": RunState.QUEUED})
     else:
-        state = first_state(session, run_id)
-        say(f"{run_id} {state}; gputui logs {run_id} -f follows it, gputui stop {run_id} ends it")
-        if spec.typed and spec.checkpoints is None:
-            from gputui.recovery.actions import NO_CHECKPOINTS
+        _say_started(session, run_id, spec)
 
-            say(f"after a failure it is started again without a checkpoint: {NO_CHECKPOINTS} (gputui help recipes)")
+
+def _limit_seconds(typed: str) -> float:
+    """A typed time; ends the command if it is none."""
+    seconds = parse_duration(typed)
+    if not seconds:
+        fail(f"--time: expected a time such as 30min, 1h30m or 2d, found {shorten(typed)}", Exit.USAGE)
+    return seconds
+
+
+def _say_started(session: Session, run_id: str, spec: RunSpec) -> None:
+    """Print the state of a new run and what goes on with it."""
+    state = first_state(session, run_id)
+    say(f"{run_id} {state}; gputui logs {run_id} -f follows it, gputui stop {run_id} ends it")
+    if spec.typed and spec.checkpoints is None:
+        from gputui.recovery.actions import NO_CHECKPOINTS
+
+        say(f"after a failure it is started again without a checkpoint: {NO_CHECKPOINTS} (gputui help recipes)")
 
 
 def _launched_profile(session: Session, argv: tuple[str, ...]) -> Profile:
@@ -197,6 +200,35 @@ def _with_predecessors(session: Session, spec: RunSpec, predecessors: tuple[str,
             else:
                 after.append(run_id)
     return replace(spec, after=tuple(after), after_any=tuple(after_any))
+
+
+def _resolve_elsewhere(
+    session: Session,
+    profile: Profile,
+    changes: tuple[str, ...],
+    gpus: str | None,
+    *,
+    target: str,
+    job: Mapping[str, str],
+) -> RunSpec:
+    """The specification of a run on a target with these options of the job; ends the command if a
+    check fails. The target itself is not asked, so that nothing waits for a network."""
+    from gputui.profiles.preflight import check_elsewhere
+    from gputui.profiles.targets import find_target, with_job_options
+    from gputui.ui.cli import launch_spec
+
+    settings = with_job_options(find_target(target, profile.form.targets, session.workspace), job)
+    spec = launch_spec.resolve_spec(profile, changes, gpus, situation=None, target=settings)
+    launch_spec.refuse_failed(check_elsewhere(spec, session.workspace.state))
+    return spec
+
+
+def _say_target_plan(session: Session, spec: RunSpec) -> None:
+    """Print what would be started on the run's target."""
+    from gputui.profiles.describe import target_preview
+
+    for line in target_preview(spec, session.workspace.runs):
+        say(line)
 
 
 def _resolve_here(session: Session, profile: Profile, changes: tuple[str, ...], gpus: str | None) -> RunSpec:

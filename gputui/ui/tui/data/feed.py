@@ -152,44 +152,48 @@ class Feed:
         """Check the store once; returns whether there is a new snapshot."""
         now = self._wall()
         clock = self._clock()
-        interest = self.interest
-        newest = self._newest
         self._is_due = False
         try:
-            connection = self._store.open(clock)
-            if connection is None:
-                return self._pass_time(now, clock, newest.problem)
-            self._answer(connection)
-            version = data_version(connection)
-            is_other = interest != newest.interest
-            is_news = is_other or version != self._store.version or self._store.reader.is_behind
-            if interest.moment is not None and not is_other and clock - newest.read_at < PAST_SECONDS:
-                is_news = False
-            self._is_due = is_news and not is_other and clock - newest.made_at < APART_SECONDS
-            if is_news and not self._is_due:
-                newest.snapshot = self._store.reader.read(connection, now, interest)
-                self._store.version = version
-                newest.interest = interest
-                newest.made_at = clock
-                newest.read_at = clock
-                newest.problem = None
-                return True
-            if is_news:
-                return self._pass_time(now, clock, newest.problem)
-            return self._pass_time(now, clock, problem=None)
+            return self._read_news(now, clock)
         except StoreMissingError:
-            self._store.close()
-            return self._pass_time(now, clock, problem=None)
+            problem = None
         except (StoreError, sqlite3.Error, OSError) as error:
-            self._store.close()
-            return self._pass_time(now, clock, _problem(error))
+            problem = _problem(error)
         except Exception as error:
             # An unexpected error must not end the thread: a frozen screen looks like a quiet machine.
-            self._store.close()
-            frame = traceback.extract_tb(error.__traceback__)[-1]
-            what = f"{type(error).__name__} in {Path(frame.filename).name}, line {frame.lineno}"
-            sentence = f"What was recorded cannot be shown: {what}; the last values stay. Please report it."
-            return self._pass_time(now, clock, sentence)
+            problem = _unexpected_problem(error)
+        self._store.close()
+        return self._pass_time(now, clock, problem)
+
+    def _read_news(self, now: float, clock: float) -> bool:
+        """Hand out answers, and read a snapshot if there is news and the last one was long enough ago; returns whether
+        there is a new snapshot. Raises StoreError, sqlite3.Error or OSError."""
+        interest = self.interest
+        newest = self._newest
+        connection = self._store.open(clock)
+        if connection is None:
+            return self._pass_time(now, clock, newest.problem)
+        self._answer(connection)
+        version = data_version(connection)
+        is_other = interest != newest.interest
+        if not is_other and not self._has_news(interest, version, clock):
+            return self._pass_time(now, clock, problem=None)
+        self._is_due = not is_other and clock - newest.made_at < APART_SECONDS
+        if self._is_due:
+            return self._pass_time(now, clock, newest.problem)
+        newest.snapshot = self._store.reader.read(connection, now, interest)
+        newest.interest = interest
+        newest.made_at = clock
+        newest.read_at = clock
+        newest.problem = None
+        self._store.version = version
+        return True
+
+    def _has_news(self, interest: Interest, version: int, clock: float) -> bool:
+        """Return whether the store has something to read for the same interest."""
+        if interest.moment is not None and clock - self._newest.read_at < PAST_SECONDS:
+            return False
+        return version != self._store.version or self._store.reader.is_behind
 
     def _pass_time(self, now: float, clock: float, problem: str | None) -> bool:
         """Update clock and ages of the old snapshot, once a second or if the problem changed."""
@@ -294,3 +298,10 @@ def _problem(error: Exception) -> str:
     if isinstance(error, StoreError):
         return f"{text[:1].upper()}{text[1:]}."
     return f"Cannot read the database: {text}; the last values stay."
+
+
+def _unexpected_problem(error: Exception) -> str:
+    """A sentence about a fault of gputui itself."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    what = f"{type(error).__name__} in {Path(frame.filename).name}, line {frame.lineno}"
+    return f"What was recorded cannot be shown: {what}; the last values stay. Please report it."

@@ -150,18 +150,13 @@ def gpu_figures(snapshot: Snapshot) -> list[list[Span]]:
     memory = f"{gibibytes(total.memory_used_bytes, 0)}/{gibibytes(total.memory_total_bytes, 0)} GiB"
     if any(gpu.facts.memory_is_unified for gpu in snapshot.gpus):
         memory += " unified"
-    power = UNKNOWN
-    if total.power_watts is not None:
-        power = f"{total.power_watts / 1000:.1f}"
-    if total.power_limit_watts is not None:
-        power += f"/{total.power_limit_watts / 1000:.1f}"
     figures: list[list[Span]] = [
         [
             (f"util {percent(total.utilization_percent)}", base),
             (f" {spark(utilizations, SPARK_CELLS, 0.0, 100.0)}", "history"),
         ],
         [(memory, base)],
-        [(f"{power} kW", base)],
+        [(_power_words(total), base)],
     ]
     hottest = next((gpu for gpu in snapshot.gpus if gpu.uuid == total.hottest_uuid), None)
     if hottest is not None:
@@ -170,22 +165,36 @@ def gpu_figures(snapshot: Snapshot) -> list[list[Span]]:
             figures.append([(f"▲{heat}", "warn")])
         else:
             figures.append([(heat, base)])
-    machine = snapshot.machine
-    xids = sum(machine.xids.values())
-    idle = [gpu.uuid for gpu in snapshot.gpus if is_free(gpu) and gpu.uuid not in machine.quarantined]
-    free: list[Span] = [("0 free", "dim")]
-    if idle:
-        free = [(f"{len(idle)} free", "good")]
-    if promised := len(machine.promised.keys() & idle):
-        free.append((f", {promised} promised", "dim"))
-    figures.append(free)
+    figures.append(_free_spans(snapshot))
     if total.lost_count:
         figures.append([(f"{total.lost_count} lost", "bad")])
-    if xids:
-        figures.append([(count_of(xids, "XID"), "warn")])
+    if xid_count := sum(snapshot.machine.xids.values()):
+        figures.append([(count_of(xid_count, "XID"), "warn")])
     if total.memory_reserved_bytes is not None:
         figures.append([(f"{gibibytes(total.memory_reserved_bytes)} GiB reserved by the driver", "dim")])
     return figures
+
+
+def _power_words(total: GpuTotals) -> str:
+    """``2.1/5.6 kW``."""
+    power = UNKNOWN
+    if total.power_watts is not None:
+        power = f"{total.power_watts / 1000:.1f}"
+    if total.power_limit_watts is not None:
+        power += f"/{total.power_limit_watts / 1000:.1f}"
+    return f"{power} kW"
+
+
+def _free_spans(snapshot: Snapshot) -> list[Span]:
+    """``3 free, 1 promised``."""
+    machine = snapshot.machine
+    free = [gpu.uuid for gpu in snapshot.gpus if is_free(gpu) and gpu.uuid not in machine.quarantined]
+    if not free:
+        return [("0 free", "dim")]
+    spans: list[Span] = [(f"{len(free)} free", "good")]
+    if promised_count := len(machine.promised.keys() & free):
+        spans.append((f", {promised_count} promised", "dim"))
+    return spans
 
 
 def gpu_totals(gpus: Sequence[GpuView]) -> GpuTotals:

@@ -15,6 +15,7 @@ from gputui.metrics.draw.parts import Chart, Curve, Line, Span, XAxis, YAxis
 from gputui.metrics.progress import RankRow
 from gputui.store.attempts import JOULES_PER_KWH
 from gputui.store.hardware import GpuView
+from gputui.store.rollups import GpuHistory
 from gputui.store.runs import Run
 from gputui.ui.tui.actions import Context, Scope
 from gputui.ui.tui.actions.keymap import Keys
@@ -482,50 +483,51 @@ def report_lines(page: GpuPage | None, now: float, width: int) -> list[Line]:
 
 def chart_lines(gpu: GpuView, page: GpuPage, width: int, height: int, *, across: int) -> list[Line]:
     """Charts of utilisation, memory, power and temperature, ``across`` side by side."""
-    history = page.history
-    down = 4 // across
-    if history is None:
+    if page.history is None:
         sentence = f"  No sample in the last {duration(page.span_seconds)}."
         return [fit_line([(sentence, "dim")], width)]
+    charts = _charts(gpu, page, page.history)
+    chart_width = (width - across + 1) // across
+    chart_height = max(CHART_LEAST, height * across // len(charts))
+    drawn = [draw_chart(chart, chart_width, chart_height, gutters=Gutters(labels=4)) for chart in charts]
+    gap: list[Line] = [[(" ", "text")]] * len(drawn[0])
+    lines: list[Line] = []
+    for first in range(0, len(drawn), across):
+        blocks = []
+        for chart_block in drawn[first : first + across]:
+            blocks += [chart_block, gap]
+        lines += [fit_line(line, width) for line in join_blocks(*blocks)]
+    return lines
+
+
+def _charts(gpu: GpuView, page: GpuPage, history: GpuHistory) -> list[Chart]:
+    """The charts of a GPU over its page's span."""
     time_unit = "min"
     unit_seconds = 60.0
     if page.span_seconds > 3600:
         time_unit = "h"
         unit_seconds = 3600.0
+    x_axis = XAxis(time_unit, -page.span_seconds / unit_seconds, 0.0)
 
     def curve(values: Sequence[float | None], style: str, label: str, shape: str = "") -> Curve:
         return Curve(time_bins(values, page.span_seconds, unit_seconds), style, label, shape=shape)
 
-    heat = [curve(history.temperature_celsius, "heat", "temperature °C", "●")]
-    if newest_value(page.memory_temperatures) is not None:
-        heat.append(curve(page.memory_temperatures, "dim", "memory °C", "■"))
+    def chart(curves: Sequence[Curve], *, low: float = 0.0, high: float | None = None) -> Chart:
+        return Chart(curves, x_axis=x_axis, y_axis=YAxis(low=low, high=high))
+
+    memory = to_percent(history.memory_used_bytes, gpu.memory_total_bytes)
     limit = gpu.power_limit_watts
     power_unit, unit_watts = _power_unit([limit, *history.power_watts])
     power = [value and value / unit_watts for value in history.power_watts]
-    memory = to_percent(history.memory_used_bytes, gpu.memory_total_bytes)
-    percents = YAxis(low=0.0, high=100.0)
-    up_to_limit = YAxis(low=0.0, high=limit and limit / unit_watts)
-    x_axis = XAxis(time_unit, -page.span_seconds / unit_seconds, 0.0)
-    drawn = [
-        draw_chart(
-            Chart(curves, x_axis=x_axis, y_axis=y_axis),
-            (width - across + 1) // across,
-            max(CHART_LEAST, height // down),
-            gutters=Gutters(labels=4),
-        )
-        for curves, y_axis in (
-            ([curve(history.utilization_percent, "bar", "utilisation %")], percents),
-            ([curve(memory, "bar2", "memory %")], percents),
-            ([curve(power, "power", f"power {power_unit}")], up_to_limit),
-            (heat, YAxis(low=20.0)),
-        )
+    heat = [curve(history.temperature_celsius, "heat", "temperature °C", "●")]
+    if newest_value(page.memory_temperatures) is not None:
+        heat.append(curve(page.memory_temperatures, "dim", "memory °C", "■"))
+    return [
+        chart([curve(history.utilization_percent, "bar", "utilisation %")], high=100.0),
+        chart([curve(memory, "bar2", "memory %")], high=100.0),
+        chart([curve(power, "power", f"power {power_unit}")], high=limit and limit / unit_watts),
+        chart(heat, low=20.0),
     ]
-    gap: list[Line] = [[(" ", "text")]] * len(drawn[0])
-    lines: list[Line] = []
-    for first in range(0, 4, across):
-        row = [block for lines_of_chart in drawn[first : first + across] for block in (lines_of_chart, gap)]
-        lines += [fit_line(line, width) for line in join_blocks(*row)]
-    return lines
 
 
 def _power_unit(powers: Iterable[float | None]) -> tuple[str, float]:
