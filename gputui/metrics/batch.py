@@ -222,7 +222,7 @@ class Batch:
         if is_numeric:
             newest.update(values)
         else:
-            newest.update(pair for pair in values.items() if as_float(pair[1]) is not None)
+            newest.update((name, value) for name, value in values.items() if as_float(value) is not None)
         if at is not None:
             # Gives the age of the newest values even if lines have no time.
             newest["time"] = at

@@ -47,7 +47,7 @@ _DATA_NAME = re.compile(
     r"(?:.*_)?(?:data|dataset|train|valid|val|eval|test|input|images?|corpus)_?(?:dir|directory|folder|path|root|file)",
     re.IGNORECASE,
 )
-_UNCLOSED = re.compile(r"\{([A-Za-z_][\w.-]*)(?=[^}]*$)")
+_UNCLOSED = re.compile(r"\{(?P<name>[A-Za-z_][\w.-]*)(?=[^}]*$)")
 """A name behind the last brace of a word, which is not closed."""
 _LOW_DISK_BYTES = 1 << 30  # room for logs and a checkpoint of a small model
 
@@ -210,8 +210,8 @@ def _placeholders(spec: RunSpec) -> CheckResult:
             if name not in names:
                 unknown[f"{{{name}}} in {key}"] = nearest(name, names)
         match = _UNCLOSED.search(text)
-        if match is not None and nearest(match[1], names) is not None:
-            unclosed[f"{match[0]} in {key}"] = nearest(match[1], names)
+        if match is not None and (meant := nearest(match["name"], names)) is not None:
+            unclosed[f"{match[0]} in {key}"] = meant
     if not unknown and not unclosed:
         return CheckResult("placeholders", "pass", "every placeholder is known")
     hints = dict.fromkeys([*unknown.values(), *unclosed.values()])

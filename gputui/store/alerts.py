@@ -117,7 +117,7 @@ def silences(connection: sqlite3.Connection, now: float) -> dict[tuple[str, str,
     rows = connection.execute(
         "SELECT rule, subject_kind, subject_id, until, actor FROM alert_silences WHERE until > ?", (now,)
     )
-    return {(row[0], row[1], row[2]): (row[3], row[4]) for row in rows}
+    return {(rule, kind, subject): (end, actor) for rule, kind, subject, end, actor in rows}
 
 
 # --- writes, by the agent alone

@@ -249,11 +249,20 @@ def means_around(
     return None
 
 
-def sampled_around(
-    connection: sqlite3.Connection, at: float, limits: Bounds | None = None
-) -> tuple[float | None, float | None]:
-    """The times of the host's last sample up to a time and of its first one after it, or of their
-    rollups. ``limits`` are the result of `bounds`, if known."""
+class Neighbours(NamedTuple):
+    """The times of the host's samples around a moment, or of their rollups.
+
+    Attributes:
+        before: the last one up to the moment, None if there is none.
+        after: the first one after the moment, None if there is none.
+    """
+
+    before: float | None
+    after: float | None
+
+
+def sampled_around(connection: sqlite3.Connection, at: float, limits: Bounds | None = None) -> Neighbours:
+    """The samples of the host around a time. ``limits`` are the result of `bounds`, if known."""
     if limits is None:
         limits = bounds(connection)
     places = [("host_samples", math.inf)]
@@ -270,12 +279,12 @@ def sampled_around(
             (earlier,) = connection.execute(query, (at, limit)).fetchone()
             if earlier is not None:
                 after = earlier
-    return before, after
+    return Neighbours(before, after)
 
 
 def first_sample(connection: sqlite3.Connection) -> float | None:
     """The time of the host's first known sample."""
-    return sampled_around(connection, -math.inf)[1]
+    return sampled_around(connection, -math.inf).after
 
 
 class ColumnSummary(NamedTuple):

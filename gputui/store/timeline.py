@@ -88,7 +88,7 @@ def recorded(
     width = (end - start) / pieces
     spans: list[tuple[float, float]] = []
     limits = bounds(connection)
-    at = sampled_around(connection, math.nextafter(start, -math.inf), limits)[1]
+    at = sampled_around(connection, math.nextafter(start, -math.inf), limits).after
     while at is not None and at < end:
         # The last sample in this piece. The next sample either continues the span or begins a new
         # one.
@@ -108,7 +108,7 @@ def _is_gap(connection: sqlite3.Connection, last: float, following: float) -> bo
     apart = following - last
     if apart <= GAP_SECONDS:
         return False
-    earlier = sampled_around(connection, math.nextafter(last, -math.inf))[0]
+    earlier = sampled_around(connection, math.nextafter(last, -math.inf)).before
     return earlier is None or apart > GAP_INTERVALS * (last - earlier)
 
 

@@ -119,7 +119,7 @@ def _last_sign_of_life(context: AgentContext, live: LiveAttempt, folder: Path) -
         signs.append(newest.at)
     agent = read_agent(connection)
     if agent is not None:
-        signs.append(sampled_around(connection, agent.started_at)[0])
+        signs.append(sampled_around(connection, agent.started_at).before)
     return max(sign for sign in signs if sign is not None)
 
 

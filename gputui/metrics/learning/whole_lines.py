@@ -156,10 +156,12 @@ def split_bar(text: str) -> tuple[str, str]:
 def _row_of_box(text: str) -> str | None:
     """A row of two cells as ``name: value``; None for another line."""
     cells = _BARS.split(text)
-    if len(cells) != 4 or cells[0].strip() or cells[3].strip() or not cells[1]:
+    if len(cells) != 4:
         return None
-    name = cells[1]
-    value = cells[2].strip()
+    left_of_box, name, value, right_of_box = cells
+    value = value.strip()
+    if left_of_box.strip() or right_of_box.strip() or not name:
+        return None
     if _NAMED_NUMBER.search(name) is not None or _VALUE.fullmatch(value) is None:
         return None
     return f"{name.strip()}: {value}"

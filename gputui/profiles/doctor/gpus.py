@@ -285,7 +285,9 @@ def check_pcie(reading: GpuReading) -> CheckResult:
         if current == maximum:
             full += 1
             continue
-        link = f"GPU {gpu.index} at generation {current[0]} ×{current[1]} of {maximum[0]} ×{maximum[1]}"
+        generation, width = current
+        most_generation, most_width = maximum
+        link = f"GPU {gpu.index} at generation {generation} ×{width} of {most_generation} ×{most_width}"
         busy = sample is not None and (sample.utilization_percent or 0.0) >= LOADED_PERCENT
         if busy:
             slower.append(link)

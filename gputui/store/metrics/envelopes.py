@@ -89,7 +89,8 @@ class Stretch(NamedTuple):
 
 def pack(entry: Entry) -> bytes:
     """The stored form of an entry."""
-    return ENTRY.pack(entry[1] * FAN + entry[0] % FAN, *entry[2:])
+    place, points, *others = entry
+    return ENTRY.pack(points * FAN + place % FAN, *others)
 
 
 def unpack(number: int, entries: bytes) -> list[Entry]:
@@ -132,10 +133,13 @@ def unreduced_bytes(connection: sqlite3.Connection, run_id: str) -> int:
     stored by an older gputui. Raises sqlite3.Error."""
     total = 0
     for source_id, (generation, offset) in end_positions(connection, run_id).items():
-        last = last_stretch(connection, source_id)
         total += offset
-        if last is not None and last.end[0] == generation:
-            total -= last.end[1]
+        last = last_stretch(connection, source_id)
+        if last is None:
+            continue
+        reduced_generation, reduced_offset = last.end
+        if reduced_generation == generation:
+            total -= reduced_offset
     return total
 
 

@@ -57,8 +57,11 @@ UNBOUNDED: Bounds = (-math.inf, math.inf)
 class StepLine(Struct, frozen=True):
     """A line of a step.
 
-    ``at`` is its time (UTC unix seconds), which the line itself may state, else that of its arrival. ``loss`` is None
-    if it has none that is a finite number.
+    Attributes:
+        at: When it was written, else when it arrived (UTC unix seconds).
+        states_time: The line itself states ``at``.
+        loss: None without a finite one.
+        begin: Where it stands in its source.
     """
 
     at: float
@@ -76,8 +79,9 @@ class StepLine(Struct, frozen=True):
 class LineFilter(Struct, frozen=True, kw_only=True):
     """The lines that a question is about.
 
-    Args:
-        steps, times: the first and the last that count; times in UTC unix seconds.
+    Attributes:
+        steps: the first and the last step that count.
+        times: the first and the last time that count, in UTC unix seconds.
         loss: ``finite``, or ``known``: a number, finite or not.
         ranks: a line that names no rank is of the first.
     """
@@ -175,7 +179,8 @@ class SourceLines(Struct, frozen=True):
         ).fetchone()
         if row is None:
             return []
-        return [((number, 0), (number + 1, 0)) for number in range(row[0], row[1] + 1)]
+        first, newest = row
+        return [((generation, 0), (generation + 1, 0)) for generation in range(first, newest + 1)]
 
 
 class StepLines(Struct, frozen=True):
@@ -193,7 +198,8 @@ class StepLines(Struct, frozen=True):
         """The attempt's newest line, of equal times that of the last step."""
         sources: Iterable[SourceLines] = self.sources(attempt)
         if where.times != UNBOUNDED:
-            sources = (source.around(where.times[1]) for source in sources)
+            _, last_at = where.times
+            sources = (source.around(last_at) for source in sources)
         lines = (source.newest(where) for source in sources)
         return max((line for line in lines if line is not None), key=_time_and_step, default=None)
 
@@ -227,13 +233,15 @@ class StepLines(Struct, frozen=True):
         for source_id, has_steps in sources:
             if are_known and not has_steps:
                 continue
-            bounds = self.connection.execute(
+            boundaries = self.connection.execute(
                 "SELECT attempt, generation, byte_offset FROM metric_boundaries "
                 "WHERE source_id = ? AND attempt >= ? ORDER BY attempt, generation, byte_offset",
                 (source_id, attempt),
             ).fetchall()
-            begin = next(((row[1], row[2]) for row in bounds if row[0] == attempt), START)
-            end = next(((row[1], row[2]) for row in bounds if row[0] > attempt), END)
+            begins = [(generation, offset) for number, generation, offset in boundaries if number == attempt]
+            later = [(generation, offset) for number, generation, offset in boundaries if number > attempt]
+            begin = next(iter(begins), START)
+            end = next(iter(later), END)
             yield SourceLines(self.connection, source_id, attempt, begin, end)
 
 

@@ -96,9 +96,11 @@ def newest_lines(
             continue
         rows = rows_between(connection, source_id, since, end, query).fetchall()
         sources += bool(rows)
-        if len(rows) == limit and rows[-1][3] is not None:
-            # Its older lines were not read.
-            all_read_since = max(all_read_since, rows[-1][3])
+        if len(rows) == limit:
+            # The lines before were not read.
+            _, _, _, oldest_at, _ = rows[-1]
+            if oldest_at is not None:
+                all_read_since = max(all_read_since, oldest_at)
         lines += [_watched_line(row, names, roles.loss) for row in reversed(rows)]
     times = [line.at for line in lines if line.at is not None]
     if sources > 1 and len(times) == len(lines):
