@@ -108,14 +108,13 @@ def _is_ended_after(killed: Finding, of_ranks: Sequence[Finding]) -> bool:
     noticed = math.inf
     if killed.at is not None:
         noticed = killed.at + NOTICED_LATE_SECONDS
-    return any(
-        finding.tier is Tier.CAUSE
-        and finding.specific
-        and KINDS[finding.kind].may_follow not in ("kill", "lost_rank")
-        and finding.rank != killed.rank
-        and (finding.at is None or math.floor(finding.at) <= noticed)
-        for finding in of_ranks
-    )
+
+    def came_first(finding: Finding) -> bool:
+        is_cause = finding.tier is Tier.CAUSE and finding.specific
+        stands_alone = KINDS[finding.kind].may_follow not in ("kill", "lost_rank")
+        return is_cause and stands_alone and (finding.at is None or math.floor(finding.at) <= noticed)
+
+    return any(came_first(finding) for finding in of_ranks if finding.rank != killed.rank)
 
 
 # --- supervision ------------------------------------------------------------------------------

@@ -101,9 +101,9 @@ def _reach(
     saved = (row for row in ledger if row.is_written and row.attempt == attempt.number)
     has_saved = any(row.verdict != "invalid" for row in saved)
     # Its steps, counted from the first again, say nothing.
-    is_further = (resumption == "recounted" and has_saved) or (
-        steps_start_again and _has_saved_further(attempt, ledger)
-    )
+    is_further = resumption == "recounted" and has_saved
+    if steps_start_again and _has_saved_further(attempt, ledger):
+        is_further = True
     return AttemptReach(
         last_step=attempt.last_step,
         best_step_before=max(before, default=None),
@@ -130,10 +130,6 @@ def _has_saved_further(attempt: Attempt, ledger: Sequence[CheckpointRow]) -> boo
     was."""
     if attempt.resumed_from is None or any(row.left_by == attempt.number for row in ledger):
         return False
-    return any(
-        row.is_written
-        and row.attempt == attempt.number
-        and row.verdict not in ("invalid", "cut", "left", "struck")
-        and not any(former.path == row.path and former.place < row.place for former in ledger)
-        for row in ledger
-    )
+    at_first_place = {row.path: row.place for row in sorted(ledger, key=lambda row: -row.place)}
+    sound = (row for row in ledger if row.is_written and row.verdict not in ("invalid", "cut", "left", "struck"))
+    return any(row.attempt == attempt.number and at_first_place[row.path] == row.place for row in sound)

@@ -119,7 +119,8 @@ def explain_end(process: EndedProcess, evidence: Evidence) -> Finding | None:
     if process.is_killed:
         return _signal_finding(process, evidence.exit)
     has_report = process.error is not None or process.traceback is not None
-    if process.code is not None and process.code > 0 and not has_report and _ended_silently(evidence):
+    has_exited = process.code is not None and process.code > 0
+    if has_exited and not has_report and _ended_silently(evidence):
         return _exit_finding(process, evidence)
     candidates = list(_candidates(process, evidence))
     if candidates:

@@ -19,7 +19,8 @@ def read_shape(data: Mapping[str, Any]) -> RunSpec:
     spec = RunSpec.from_json(data)
     launcher = LAUNCHERS.get(spec.launcher)
     target = spec.target
-    if launcher is None or not spec.program or not (launcher.takes_command or spec.python):
+    has_program = bool(spec.program) and launcher is not None and (launcher.takes_command or bool(spec.python))
+    if not has_program:
         raise SpecError(f"not a run specification: launcher {spec.launcher!r}, program {spec.program!r}")
     if target is not None and (target.get("kind") not in EXECUTORS or "name" not in target):
         raise SpecError(f"not a run specification: target {target!r}")

@@ -111,7 +111,8 @@ def attempt_ended(
         return tuple(rows)
 
     def poisoned(row: CheckpointRow) -> CheckpointRow:
-        if unsound is None or not row.is_written or row.verdict == "struck" or row.attempt > number:
+        is_judged = row.is_written and row.verdict != "struck" and row.attempt <= number
+        if unsound is None or not is_judged:
             return row
         why = unsound.reason(row, number)
         if why is None:

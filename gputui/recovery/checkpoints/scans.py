@@ -72,8 +72,10 @@ class FolderScan(Struct, frozen=True, kw_only=True):
         """Return whether the writer may have saved a known content anew at its place, which was
         left or was not the run's: deterministic training has equal content at equal steps."""
         is_left |= entry.verdict == "left" or entry.origin in ("foreign", "contested")
+        if not is_left or entry.verdict == "struck":
+            return False
         is_same = entry.stamp == file.stamp and entry.gone_at is None
-        if not is_left or entry.verdict == "struck" or entry.path != file.path or is_same:
+        if entry.path != file.path or is_same:
             return False
         if self.writer in (None, entry.attempt) or entry.step is None:
             return False

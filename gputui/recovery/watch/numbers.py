@@ -127,10 +127,12 @@ class Spike:
         if not math.isfinite(value):
             return None
         recent = self.recent
+        if len(recent) < LEAST_BASELINE:
+            self._take(value)
+            return None
         # The common cases need no sorting, and the most common one no scan of all values.
-        if len(recent) < LEAST_BASELINE or (
-            self.high == 0 and (value <= recent[0] or value <= recent[-1] or value <= max(recent))
-        ):
+        is_usual = value <= recent[0] or value <= recent[-1] or value <= max(recent)
+        if self.high == 0 and is_usual:
             self._take(value)
             return None
         middle = statistics.median(recent)

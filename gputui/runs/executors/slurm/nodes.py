@@ -177,7 +177,8 @@ class Lead:
         first: dict[str, Any] = next(filter(has_failed, records), {"code": 0, "signal": None, "error": None})
         record = {**first, "stop_requested": self.stop_requested, "forced": self.forced}
         # The failures of the others may be a consequence of a lost node.
-        if self.nodes.are_missing and not self.stop_requested and not (self.is_given_up and has_failed(record)):
+        explains_end = self.is_given_up and has_failed(record)
+        if self.nodes.are_missing and not self.stop_requested and not explains_end:
             if not self.nodes.started and not records:
                 return {"code": None, "signal": None, "error": f"srun started nothing (code {srun_code})"}
             reason = f"{', '.join(self.nodes.lost_hosts) or 'a node'} ended without a record"
