@@ -199,7 +199,7 @@ def _gpus(connection: sqlite3.Connection, now: float) -> Iterator[MetricFamily]:
 def _gpu_states(labelled: LabelledGpus, failed: Container[str]) -> Iterator[MetricFamily]:
     yield _gauge(
         "gpu_info", "What the GPU is.", (*_GPU, "model", "pci_bus_id"),
-        [((*labels, gpu.name, str(gpu.facts.get("pci_bus_id") or "")), 1) for labels, gpu in labelled],
+        [((*labels, gpu.name, str(gpu.facts.pci_bus_id or "")), 1) for labels, gpu in labelled],
     )  # fmt: skip
     text = "1 while the driver answers for this GPU."
     yield _gauge("gpu_up", text, _GPU, [(labels, gpu.state == "ok") for labels, gpu in labelled])
@@ -210,12 +210,12 @@ def _gpu_states(labelled: LabelledGpus, failed: Container[str]) -> Iterator[Metr
 
 
 def _gpu_values(fresh: LabelledGpus) -> Iterator[MetricFamily]:
-    for name, text, field, unit in _GPU_GAUGES:
-        values = [(labels, _value(gpu, field)) for labels, gpu in fresh]
-        rows = [(labels, round(value * unit, 9)) for labels, value in values if value is not None]
-        yield _gauge(f"gpu_{name}", text, _GPU, rows)
+    for gauge in _GPU_GAUGES:
+        values = [(labels, gauge.value(gpu)) for labels, gpu in fresh]
+        rows = [(labels, round(value * gauge.unit, 9)) for labels, value in values if value is not None]
+        yield _gauge(f"gpu_{gauge.name}", gauge.text, _GPU, rows)
     for name, text in _GPU_COUNTERS.items():
-        yield _counter(f"gpu_{name}", text, _GPU, [(labels, gpu.slow.get(name)) for labels, gpu in fresh])
+        yield _counter(f"gpu_{name}", text, _GPU, [(labels, getattr(gpu.slow, name)) for labels, gpu in fresh])
     yield _gauge(
         "gpu_throttled", "1 for each reason that holds the clocks back.", (*_GPU, "reason"),
         [((*labels, why), 1) for labels, gpu in fresh for why in gpu.throttle_reasons or ()],
