@@ -88,7 +88,7 @@ CLOCKS_SECONDS = 1.5
 the default interval. A held-back clock matters only when it lasts."""
 
 RECHECK_SECONDS = 10.0  # a GPU that was lost may come back at any time
-RECHECK_RARELY_SECONDS = 300.0  # a look costs a call of up to a second, and few GPUs come back so late
+RECHECK_RARELY_SECONDS = 300.0  # few GPUs come back after the first minutes
 
 _NO_BINDING = "The Python package nvidia-ml-py is missing. Install it with: pip install nvidia-ml-py"
 _NO_GPU = "The NVIDIA driver is loaded but shows no GPU. Check lspci, and in a container that it was given GPUs"

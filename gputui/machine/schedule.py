@@ -7,7 +7,7 @@ from typing import Literal
 
 Tier = Literal["fast", "processes", "slow", "link"]
 
-PROCESSES_SECONDS = 3.0  # listing processes takes the driver ten times as long as a sample
+PROCESSES_SECONDS = 3.0  # the dearest of the usual calls, some milliseconds (MangoHud, pull request 2104)
 SLOW_SECONDS = 5.0  # what changes over minutes
 LINK_ROUND_SECONDS = 10.0  # measuring the traffic of one GPU blocks for 20 ms or more
 LINK_STEP_MIN_SECONDS = 1.0  # one GPU at a time, so that no tick is late

@@ -17,7 +17,7 @@ NEAR_SHOWN = 3  # more lines show no other mistake in the pattern
 # not.
 _NEAR_SHARE = 0.3
 _NEAR_LITERAL = 3
-_NEAR_LINES = 2000  # the search takes about a second then
+_NEAR_LINES = 2000  # a pattern that fits no line shows it in far fewer
 
 
 class NearMatch(NamedTuple):
