@@ -142,10 +142,8 @@ def _check_gpus(spec: RunSpec, situation: GpuSituation | None) -> CheckResult:
     missing = set(request.uuids) - {gpu.facts.uuid for gpu in candidates}
     if missing:
         return CheckResult("gpus", "fail", f"{', '.join(sorted(missing))} does not exist", "choose others with --gpus")
-    memory_bytes = request.memory_bytes
-    broken = {
-        gpu.facts.index: why for gpu in candidates if (why := situation.unusable_reason(gpu, memory_bytes)) is not None
-    }
+    reasons = {gpu.facts.index: situation.unusable_reason(gpu, request.memory_bytes) for gpu in candidates}
+    broken = {index: reason for index, reason in reasons.items() if reason is not None}
     usable = len(candidates) - len(broken)
     if usable < request.count:
         counted = f"{usable} of {request.count} GPUs can be used"
@@ -153,16 +151,19 @@ def _check_gpus(spec: RunSpec, situation: GpuSituation | None) -> CheckResult:
     outcome = situation.decision(spec)
     if isinstance(outcome, Wait):
         return CheckResult("gpus", "warn", outcome.reason, "it joins the queue, or choose other GPUs")
-    chosen = [gpu for gpu in situation.conditions if gpu.facts.uuid in outcome.uuids]
-    warnings = {gpu.facts.index: why for gpu in chosen if (why := gpu.warning) is not None}
+    return _check_start(spec, [gpu for gpu in situation.conditions if gpu.facts.uuid in outcome.uuids])
+
+
+def _check_start(spec: RunSpec, chosen: Sequence[GpuCondition]) -> CheckResult:
+    """Check a start on these GPUs now."""
     starts = f"starts now on GPU{'s' * (len(chosen) > 1)} {index_ranges(sorted(gpu.facts.index for gpu in chosen))}"
-    if spec.nproc > request.count:
+    if spec.nproc > spec.gpus.count:
         detail = f"{starts} with {spec.nproc} processes; NCCL refuses two on one GPU"
         return CheckResult("gpus", "warn", detail, "write nproc: gpus, or use a backend other than NCCL")
+    warnings = {gpu.facts.index: gpu.warning for gpu in chosen if gpu.warning is not None}
     if warnings:
-        return CheckResult(
-            "gpus", "warn", _sentence(starts, warnings), "gputui doctor and gputui alerts say what to do"
-        )
+        remedy = "gputui doctor and gputui alerts say what to do"
+        return CheckResult("gpus", "warn", _sentence(starts, warnings), remedy)
     return CheckResult("gpus", "pass", starts)
 
 
@@ -185,7 +186,6 @@ def _sentence(first: str, by_index: Mapping[int, str]) -> str:
     parts = [first]
     for why, alike in indices.items():
         verb, _, rest = why.partition(" ")
-
         if len(alike) > 1:
             parts.append(f"GPUs {index_ranges(sorted(alike))} {_PLURALS.get(verb, verb)} {rest}")
         else:
@@ -241,12 +241,11 @@ def expect(past: Sequence[PastPeak], spec: RunSpec) -> Expectation | None:
         for attempt in past
         if attempt.peak_bytes is not None and not attempt.ran_out and _is_like(attempt, spec, batch_name)
     ]
+    if not alike:
+        return None
     runs = len({attempt.run_id for attempt, _ in alike})
     if batch is None:
-        peak = max((peak_bytes for _, peak_bytes in alike), default=None)
-        if peak is None:
-            return None
-        return Expectation(peak, runs, is_scaled=False)
+        return Expectation(max(peak_bytes for _, peak_bytes in alike), runs, is_scaled=False)
     peaks: dict[int, int] = {}
     for attempt, peak_bytes in alike:
         size = _batch(attempt.params.get(batch_name))
@@ -254,16 +253,20 @@ def expect(past: Sequence[PastPeak], spec: RunSpec) -> Expectation | None:
             peaks[size] = max(peaks.get(size, 0), peak_bytes)
     if batch in peaks:
         return Expectation(peaks[batch], runs, is_scaled=False)
-    near = sorted(peaks, key=lambda size: abs(size - batch))[:2]
-    if not near:
+    if not peaks:
         return None
+    return Expectation(max(0, round(_peak_at(batch, peaks))), runs, is_scaled=True)
+
+
+def _peak_at(batch: int, peaks: Mapping[int, int]) -> float:
+    """The peak at a batch size, from those at the two nearest sizes, or at the only one."""
+    near = sorted(peaks, key=lambda size: abs(size - batch))[:2]
     if len(near) == 1:
-        expected = peaks[near[0]] * max(1.0, batch / near[0])
-    else:
-        low, high = sorted(near)
-        slope = max(0.0, (peaks[high] - peaks[low]) / (high - low))
-        expected = peaks[low] + slope * (batch - low)
-    return Expectation(max(0, round(expected)), runs, is_scaled=True)
+        (size,) = near
+        return peaks[size] * max(1.0, batch / size)
+    low, high = sorted(near)
+    slope = max(0.0, (peaks[high] - peaks[low]) / (high - low))
+    return peaks[low] + slope * (batch - low)
 
 
 def _smallest_bytes(spec: RunSpec, situation: GpuSituation) -> int | None:

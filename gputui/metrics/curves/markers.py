@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import PurePath
 
 import orjson
@@ -13,6 +13,7 @@ from gputui.metrics.curves.axis import AxisMap
 from gputui.metrics.curves.lines import CurveLine
 from gputui.metrics.curves.model import ChartMarker, MarkerKind
 from gputui.store import alerts
+from gputui.store.alerts import AlertView
 from gputui.store.attempts import Attempt
 from gputui.store.run_history import read_incidents
 from gputui.store.runs import get_run
@@ -38,7 +39,7 @@ def event_marker(line: CurveLine, axis_map: AxisMap) -> ChartMarker | None:
         # All paths have the same folder.
         text = f"{name.replace('_', ' ')} {PurePath(path).name}"
     kind: MarkerKind = "event"
-    word = clean(name[:80]).replace("_", " ")
+    word = _words(name[:80])
     if name == "checkpoint":
         kind = "checkpoint"
         word = "ckpt"
@@ -67,36 +68,14 @@ def markers(
     events: Iterable[ChartMarker],
     axis_map: AxisMap,
 ) -> tuple[ChartMarker, ...]:
-    """All markers with a place on the axis, the training's own ``events`` among them, in order of
-    x, for any window. Raises sqlite3.Error."""
-    timeline = axis_map.timeline
-    placed: list[ChartMarker | None] = list(events)
-    for attempt in attempts:
-        begin = timeline.begins.get(attempt.number)
-        number = attempt.number
-        step = attempt.first_step if attempt.resumed_step is None else attempt.resumed_step
-        x = _of_step_or_moment(axis_map, number, step, begin)
-        if number == 1:
-            placed.append(_marker(x, "start", "start", begin, 1))
-        else:
-            text = f"attempt {number}"
-            if step is not None:
-                text = f"{text} from step {step}"
-            placed.append(_marker(x, "restart", f"↻{number - 1}", at=begin, attempt=number, text=text))
-    last_steps = {attempt.number: attempt.last_step for attempt in attempts}
-    for incident in read_incidents(connection, run_id):
-        step = incident.step
-        if step is None:
-            step = last_steps.get(incident.attempt)
-        x = _of_step_or_moment(axis_map, incident.attempt, step, incident.at)
-        word = clean(incident.kind).replace("_", " ")
-        text = clean(incident.summary)
-        placed.append(_marker(x, "incident", word, at=incident.at, attempt=incident.attempt, text=text))
-    for alert in alerts.of_run(connection, run_id):
-        word = clean(alert.rule).replace("_", " ")
-        at = alert.raised_at
-        x = axis_map.place_moment(at)
-        placed.append(_marker(x, "alert", word, at=at, attempt=timeline.attempt_at(at), text=clean(alert.sentence)))
+    """All markers with a place on the axis, in order of x, for any window: the starts of ``attempts``, incidents,
+    alerts, the end, and the training's own ``events``. Raises sqlite3.Error."""
+    placed = [
+        *events,
+        *(_attempt_marker(attempt, axis_map) for attempt in attempts),
+        *_incident_markers(connection, run_id, attempts, axis_map),
+        *(_alert_marker(alert, axis_map) for alert in alerts.of_run(connection, run_id)),
+    ]
     run = get_run(connection, run_id)
     if run is not None and run.ended_at is not None and attempts:
         last = attempts[-1]
@@ -104,6 +83,47 @@ def markers(
         placed.append(_marker(x, "end", run.state, at=run.ended_at, attempt=last.number, text=clean(run.reason or "")))
     with_place = (marker for marker in placed if marker is not None)
     return tuple(sorted(with_place, key=lambda marker: (marker.x, marker.at or 0.0)))
+
+
+def _attempt_marker(attempt: Attempt, axis_map: AxisMap) -> ChartMarker | None:
+    """The start of a run or, of a later attempt, its restart."""
+    number = attempt.number
+    begin = axis_map.timeline.begins.get(number)
+    step = attempt.resumed_step
+    if step is None:
+        step = attempt.first_step
+    x = _of_step_or_moment(axis_map, number, step, begin)
+    if number == 1:
+        return _marker(x, "start", "start", begin, 1)
+    text = f"attempt {number}"
+    if step is not None:
+        text += f" from step {step}"
+    return _marker(x, "restart", f"↻{number - 1}", at=begin, attempt=number, text=text)
+
+
+def _incident_markers(
+    connection: sqlite3.Connection, run_id: str, attempts: Sequence[Attempt], axis_map: AxisMap
+) -> Iterator[ChartMarker | None]:
+    last_steps = {attempt.number: attempt.last_step for attempt in attempts}
+    for incident in read_incidents(connection, run_id):
+        step = incident.step
+        if step is None:
+            step = last_steps.get(incident.attempt)
+        x = _of_step_or_moment(axis_map, incident.attempt, step, incident.at)
+        text = clean(incident.summary)
+        yield _marker(x, "incident", _words(incident.kind), at=incident.at, attempt=incident.attempt, text=text)
+
+
+def _alert_marker(alert: AlertView, axis_map: AxisMap) -> ChartMarker | None:
+    at = alert.raised_at
+    attempt = axis_map.timeline.attempt_at(at)
+    x = axis_map.place_moment(at)
+    return _marker(x, "alert", _words(alert.rule), at=at, attempt=attempt, text=clean(alert.sentence))
+
+
+def _words(name: str) -> str:
+    """The name of a kind of event as words: ``cuda oom``."""
+    return clean(name).replace("_", " ")
 
 
 def _marker(
