@@ -37,6 +37,8 @@ from gputui.core.secret_patterns import (
 
 Value = TypeVar("Value")
 
+_QUOTES = "\\\"'"
+_CURL_USER_OPTIONS = ("-u", "-U", "--user", "--proxy-user")
 _COMMAND_LINE_BYTES = 16 << 10  # longer ones are lists of files, and take milliseconds to look through
 
 
@@ -145,17 +147,13 @@ def _without_named(
     pieces = []
     done = 0
     for match in head.finditer(text):
-        name = match["name"].lstrip("-")
-        is_word = match["between"].lstrip().startswith(":")
-        if match.start() < done or not is_secret(name, "-", is_word) or MARKED.match(text, match.end()):
+        if match.start() < done:
             continue
-        value = VALUE.match(text, match.end())
+        value = _secret_behind(match, is_secret)
         if value is None:
             continue
-        bare = value[0].strip("\\\"'")
-        if not bare or not is_secret(name, bare, is_word):
-            continue
-        opening = value[0][: len(value[0]) - len(value[0].lstrip("\\\"'"))]
+        bare = value[0].strip(_QUOTES)
+        opening = value[0][: len(value[0]) - len(value[0].lstrip(_QUOTES))]
         closing = ""
         if opening in ("'", '"') and len(value[0]) > 1 and value[0][-1] == opening:
             closing = opening
@@ -166,6 +164,21 @@ def _without_named(
     if pieces:
         return "".join([*pieces, text[done:]])
     return text
+
+
+def _secret_behind(match: re.Match[str], is_secret: Callable[[str, str, bool], bool]) -> re.Match[str] | None:
+    """The value behind a name in a text, with its quotes; None if there is none, or it is no secret."""
+    name = match["name"].lstrip("-")
+    is_word = match["between"].lstrip().startswith(":")
+    if not is_secret(name, "-", is_word) or MARKED.match(match.string, match.end()):
+        return None
+    value = VALUE.match(match.string, match.end())
+    if value is None:
+        return None
+    bare = value[0].strip(_QUOTES)
+    if not bare or not is_secret(name, bare, is_word):
+        return None
+    return value
 
 
 def redact(env: Mapping[str, str]) -> dict[str, str]:
@@ -197,34 +210,52 @@ def redact_argv(argv: Sequence[str]) -> tuple[str, ...]:
 def _hide_argv(argv: Sequence[str], hidden_values: list[str]) -> tuple[str, ...]:
     """As `redact_argv`; ``hidden_values`` gets what was hidden but what looks like an option."""
     redacted: list[str] = []
-    hide_next = False
+    awaits_value = False
     is_curl = False
-    for at, token in enumerate(argv):
-        # What looks like an option may be a value where it has none itself.
-        has_none = "=" not in token and (at + 1 == len(argv) or argv[at + 1].startswith("-"))
-        if hide_next and (not token.startswith("--") or has_none):
+    previous = ""
+    for token, following in zip(argv, [*argv[1:], None], strict=False):
+        if awaits_value and _may_be_value(token, following):
             redacted.append(token and REDACTED)
             if not token.startswith("--"):
                 hidden_values.append(token)
-            hide_next = False
-            continue
-        option = f"{argv[at - 1]} " if argv[at - 1] in ("-u", "-U", "--user", "--proxy-user") else ""
-        name, equals, value = token.partition("=")
-        is_name = not any(map(str.isspace, name))
-        is_secret = is_name and (
-            is_secret_parameter(name.lstrip("-")) or (name.isupper() and is_secret_variable(name, value or "-"))
-        )
-        hide_next = is_secret and token.startswith("-") and not equals
-        if is_secret and equals and value:
-            redacted.append(f"{name}={REDACTED}")
-            hidden_values.append(value)
-        elif is_curl and (user := CURL_USER.fullmatch(before := option + token)) is not None:
-            redacted.append(f"{user['before'][len(before) - len(token) :]}{REDACTED}")
-            hidden_values.append(before[user.end("before") :])
+            awaits_value = False
         else:
-            redacted.append(_hide(token, hidden_values))
-        is_curl = is_curl or token.rpartition("/")[2] == "curl"
+            name, equals, _ = token.partition("=")
+            awaits_value = token.startswith("-") and not equals and _names_secret(name, "")
+            curl_option = previous if is_curl else None
+            redacted.append(_hide_token(token, hidden_values, curl_option=curl_option))
+            is_curl = is_curl or token.rpartition("/")[2] == "curl"
+        previous = token
     return tuple(redacted)
+
+
+def _may_be_value(token: str, following: str | None) -> bool:
+    """Return whether a token behind a secret's option is its value; an option with a value of its own is none."""
+    has_own_value = "=" in token or (following is not None and not following.startswith("-"))
+    return not (token.startswith("--") and has_own_value)
+
+
+def _names_secret(name: str, value: str) -> bool:
+    """Return whether a token before ``=``, or a whole one, is the name of a secret: an option, a parameter or, in
+    capitals, a variable."""
+    if any(map(str.isspace, name)):
+        return False
+    return is_secret_parameter(name.lstrip("-")) or (name.isupper() and is_secret_variable(name, value or "-"))
+
+
+def _hide_token(token: str, hidden_values: list[str], *, curl_option: str | None) -> str:
+    """One token without its secrets; ``curl_option`` is the token before it in a command of curl, None in others."""
+    name, equals, value = token.partition("=")
+    if equals and value and _names_secret(name, value):
+        hidden_values.append(value)
+        return f"{name}={REDACTED}"
+    if curl_option is not None:
+        option = f"{curl_option} " if curl_option in _CURL_USER_OPTIONS else ""
+        user = CURL_USER.fullmatch(option + token)
+        if user is not None:
+            hidden_values.append(user.string[user.end("before") :])
+            return f"{user['before'][len(option) :]}{REDACTED}"
+    return _hide(token, hidden_values)
 
 
 def redact_command_line(raw: bytes) -> str:

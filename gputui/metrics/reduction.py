@@ -184,8 +184,8 @@ def _dense(first: int, column: Sequence[Any], steps: Sequence[int], times: Seque
         entries.append(
             Entry(
                 first + begin // BLOCK_LINES,
-                len(values),
-                0,
+                points=len(values),
+                nan=0,
                 positive_infinite=0,
                 negative_infinite=0,
                 low=min(values),
@@ -202,38 +202,40 @@ def _dense(first: int, column: Sequence[Any], steps: Sequence[int], times: Seque
 
 
 def _sparse(first: int, column: Sequence[Any], steps: Sequence[int], times: Sequence[float]) -> list[Entry]:
-    """Entries of a column with missing or non-finite values."""
+    """Entries of a column with missing or non-finite values; none for a block without a number."""
     entries = []
     for begin in range(0, len(column), BLOCK_LINES):
         block = column[begin : begin + BLOCK_LINES]
-        numbers = [(number, value) for number, raw in enumerate(block, begin) if (value := as_float(raw)) is not None]
-        if not numbers:
-            continue
-        finite = [pair for pair in numbers if math.isfinite(pair[1])]
-        first_index, start = (finite or numbers)[0]
-        last_index, end = (finite or numbers)[-1]
-        values = [value for _, value in finite]
-        if not finite:
-            values = [_UNKNOWN]
-            start = _UNKNOWN
-            end = _UNKNOWN
-        infinite = sum(value == math.inf for _, value in numbers)
-        negative = sum(value == -math.inf for _, value in numbers)
-        entries.append(
-            Entry(
-                first + begin // BLOCK_LINES,
-                len(numbers),
-                len(numbers) - len(finite) - infinite - negative,
-                positive_infinite=infinite,
-                negative_infinite=negative,
-                low=min(values),
-                high=max(values),
-                first=start,
-                last=end,
-                first_step=steps[first_index],
-                last_step=steps[last_index],
-                first_at=times[first_index],
-                last_at=times[last_index],
-            )
-        )
+        numbers = [
+            (index, number) for index, value in enumerate(block, begin) if (number := as_float(value)) is not None
+        ]
+        if numbers:
+            entries.append(_sparse_entry(first + begin // BLOCK_LINES, numbers, steps, times))
     return entries
+
+
+def _sparse_entry(
+    number: int, numbers: Sequence[tuple[int, float]], steps: Sequence[int], times: Sequence[float]
+) -> Entry:
+    """An entry of numbers by their indices, of which at least one is there."""
+    finite = [(index, value) for index, value in numbers if math.isfinite(value)]
+    values = [value for _, value in finite] or [_UNKNOWN]
+    first_index, _ = (finite or numbers)[0]
+    last_index, _ = (finite or numbers)[-1]
+    positive = sum(value == math.inf for _, value in numbers)
+    negative = sum(value == -math.inf for _, value in numbers)
+    return Entry(
+        number,
+        points=len(numbers),
+        nan=len(numbers) - len(finite) - positive - negative,
+        positive_infinite=positive,
+        negative_infinite=negative,
+        low=min(values),
+        high=max(values),
+        first=values[0],
+        last=values[-1],
+        first_step=steps[first_index],
+        last_step=steps[last_index],
+        first_at=times[first_index],
+        last_at=times[last_index],
+    )
