@@ -32,36 +32,46 @@ class GroupAccess:
         self.file = SettingsFile(self.context.workspace.record, load_group)
 
     def poll(self) -> None:
-        """Follow the file, and share what is new. A mistake in the file changes nothing. Raises
-        sqlite3.Error."""
+        """Follow the file, and share what is new: all folders of the attempts that live, which may have got others.
+
+        A mistake in the file changes nothing. If something cannot be shared, nothing is, until the file changes.
+        Raises sqlite3.Error.
+        """
+        try:
+            self._follow_file()
+            if self.group is not None:
+                self._share_new(self.group)
+        except OSError as error:
+            text = f"the access of the group of record.yaml to {error.filename} cannot be changed: {error.strerror}"
+            self.context.note("home_not_shared", f"{text}; are you in it?", severity="warning")
+            self.group = None
+            with suppress(OSError):
+                close(self.context.workspace)
+
+    def _follow_file(self) -> None:
+        """Take over what the file says, and close a home that is no longer shared. Raises OSError."""
+        version = self.file.newer()
+        if version is None:
+            return
+        self.file.follow(version)
+        # The janitor, which reads the rest of the file, reports a mistake in it.
+        if isinstance(version.content, ProfileError):
+            return
+        self.group = version.content
+        self.shared_until = 0.0
+        if self.group is None:
+            close(self.context.workspace)
+
+    def _share_new(self, group: int) -> None:
+        """Share the home, and the attempts that have lived since the last time. Raises OSError."""
         workspace = self.context.workspace
         now = self.context.now()
-        self._follow_file()
-        if self.group is None:
-            return
         rows = self.context.connection.execute(
             "SELECT run_id, number FROM attempts WHERE coalesce(ended_at, 9e999) >= ?", (self.shared_until,)
         )
         attempts = [workspace.run_dir(run_id) / "attempts" / str(number) for run_id, number in rows.fetchall()]
-        try:
-            share(workspace, self.group, attempts)
-        except OSError as error:
-            text = f"{error.filename} cannot be shared with the group of record.yaml: {error.strerror}"
-            self.context.note("home_not_shared", f"{text}; are you in it?", severity="warning")
-            self.group = None
+        share(workspace, group, attempts)
         self.shared_until = now
-
-    def _follow_file(self) -> None:
-        version = self.file.newer()
-        if version is None:
-            return
-        # The janitor, which reads the rest of the file, reports a mistake in it.
-        if not isinstance(version.content, ProfileError):
-            self.group = version.content
-            self.shared_until = 0.0
-            if self.group is None:
-                close(self.context.workspace)
-        self.file.follow(version)
 
 
 def share(workspace: Workspace, group: int, attempts: Iterable[Path]) -> None:
@@ -96,6 +106,6 @@ def _shared_below(folder: Path) -> Iterator[Path]:
 
 
 def close(workspace: Workspace) -> None:
-    """Keep everybody else out again."""
+    """Keep everybody else out again. Raises OSError."""
     for folder in (workspace.state, workspace.runs):
         folder.chmod(PRIVATE_DIR_MODE)

@@ -124,8 +124,14 @@ def insert(
     /,
     **values: object,
 ) -> int:
-    """Insert a row of ``values`` by column and return its id; ``clash`` is what happens to one with
-    its key. Raises sqlite3.Error."""
+    """Insert a row of ``values`` by column and return its id, which means nothing for a row that is ignored.
+
+    Args:
+        clash: What happens if there is a row with the same key: an error, nothing, or the new row takes its place.
+
+    Raises:
+        sqlite3.Error: The row cannot be inserted.
+    """
     marks = ", ".join(f":{name}" for name in values)
     statement = f"INSERT OR {clash} INTO {table} ({', '.join(values)}) VALUES ({marks})"  # noqa: S608 - names only
     return int(connection.execute(statement, values).lastrowid or 0)

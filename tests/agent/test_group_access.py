@@ -170,3 +170,17 @@ def test_a_group_that_the_owner_is_not_in_is_refused_with_an_event(workspace: Wo
     for folder in (workspace.state, workspace.runs):
         os.chown(folder, NOBODY, NOBODY)
     assert as_another(STRANGERS, turn) == ["home_not_shared"]
+
+
+def test_a_home_of_which_a_part_cannot_be_shared_stays_private(workspace: Workspace) -> None:
+    def turn() -> list[str | None]:
+        with closing(open_store(workspace.database)) as connection:
+            access = GroupAccess(AgentContext.of(connection, workspace, wake=lambda: None, now=lambda: NOW))
+            access.poll()
+            return [event.kind for event in read_events(connection)]
+
+    workspace.record.write_text(f"group: {grp.getgrgid(NOBODY).gr_name}\n")
+    # The folder of the runs stays root's, which the owner of the state cannot change.
+    os.chown(workspace.state, NOBODY, NOBODY)
+    assert as_another(STRANGERS, turn) == ["home_not_shared"]
+    assert stat.S_IMODE(workspace.state.stat().st_mode) & 0o077 == 0
