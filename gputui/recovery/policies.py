@@ -30,7 +30,7 @@ DEFAULT = "default"
 """The ladder of kinds without one."""
 ENDS_ON = {
     "hang": "no progress for longer than the run's own history explains, and no rank computes, reads or writes",
-    "nan_loss": "the loss is no number in 5 lines in a row",
+    "nan_loss": "the loss is no number in 5 lines in a row, or null in 50",
     "loss_spike": "the loss stays far above its recent values for 30 lines",
     "memory_leak": "private memory grows steadily and is nearly used up; only a run that can resume, "
     "and it gets its grace to save",

@@ -27,53 +27,59 @@ AGENT = "agent"
 
 
 def tell(
-    history: RunHistory, failures: Sequence[Failure], went_on: Mapping[int, Resumption], *, now: float
+    history: RunHistory, failures: Sequence[Failure], resumptions: Mapping[int, Resumption], *, now: float
 ) -> list[str]:
     """The story of a run: its launch, a paragraph per attempt, and its state.
 
     Args:
         failures: those of `RunHistory.failures`.
-        went_on: from where each attempt really went on: `RunHistory.resumptions`.
+        resumptions: from where each attempt really went on: `RunHistory.resumptions`.
         now: UTC unix seconds.
 
     Returns:
         The paragraphs, each one line of harmless text.
     """
     run = history.run
-    transitions = history.transitions
     of_attempt = {failure.incident.attempt: failure for failure in failures}
-    paragraphs = [[_launch_sentence(run, transitions)]]
-    since = float("-inf")
-    is_explained = False
-    for alike in _alike_attempts(history.attempts, of_attempt, transitions, went_on):
-        attempt = alike[0]
-        repeats = alike[1:]
-        failure = of_attempt.get(attempt.number)
-        # The restart or resume by a person, or the end of a phase, that led to this attempt.
-        requests = [
-            _request_sentence(move)
-            for move in queued_by_person(transitions)
-            if move.from_state is not None and since < move.at <= attempt.created_at
+    paragraphs = [[_launch_sentence(run, history.transitions)]]
+    before: Attempt | None = None
+    for alike in _alike_attempts(history, of_attempt, resumptions):
+        first, *repeats = alike
+        failure = of_attempt.get(first.number)
+        sentences = [
+            *_request_sentences(history.transitions, before, first),
+            _attempt_sentence(run, first, now, resumptions.get(first.number)),
         ]
-        sentences = [*requests[-1:], _attempt_sentence(run, attempt, now, went_on.get(attempt.number))]
         if failure is None:
-            sentences.append(_end_sentence(run, attempt, transitions))
+            sentences.append(_end_sentence(run, first, history.transitions))
         else:
-            sentences += [
-                _incident_sentence(failure.incident, attempt),
-                _evidence_sentence(failure.incident),
-                *_reaction_sentences([failure]),
-            ]
+            sentences += [_incident_sentence(failure.incident, first), _evidence_sentence(failure.incident)]
+            sentences += _reaction_sentences([failure])
         paragraphs.append(sentences)
         if repeats:
-            repeated = [of_attempt[row.number] for row in repeats]
+            repeated = [of_attempt[attempt.number] for attempt in repeats]
             paragraphs.append([_repetition_sentence(repeats, now), *_reaction_sentences(repeated)])
-            failure = repeated[-1]
-        since = alike[-1].created_at
-        # The last attempt's paragraph may already explain the end of the run.
-        is_explained = failure is not None and (failure.decision is None or failure.decision.verdict != "retry")
+        before = alike[-1]
+    # The last attempt's paragraph may already explain the end of the run.
+    is_explained = before is not None and _has_reason(of_attempt.get(before.number))
     paragraphs.append([_state_sentence(run, history.attempts, now, is_explained), *_total_sentences(failures)])
     return [clean(" ".join(" ".join(sentences).split())) for sentences in paragraphs]
+
+
+def _has_reason(failure: Failure | None) -> bool:
+    """Return whether the paragraph of a failed attempt says why the run did not go on."""
+    return failure is not None and (failure.decision is None or failure.decision.verdict != "retry")
+
+
+def _request_sentences(transitions: Sequence[TransitionView], before: Attempt | None, attempt: Attempt) -> list[str]:
+    """The last restart or resume by a person, or end of a phase, that led to an attempt after the one before."""
+    since = -math.inf if before is None else before.created_at
+    sentences = [
+        _request_sentence(move)
+        for move in queued_by_person(transitions)
+        if move.from_state is not None and since < move.at <= attempt.created_at
+    ]
+    return sentences[-1:]
 
 
 def _launch_sentence(run: Run, transitions: Sequence[TransitionView]) -> str:
@@ -99,10 +105,7 @@ def _total_sentences(failures: Sequence[Failure]) -> list[str]:
 
 
 def _alike_attempts(
-    attempts: Sequence[Attempt],
-    of_attempt: Mapping[int, Failure],
-    transitions: Sequence[TransitionView],
-    went_on: Mapping[int, Resumption],
+    history: RunHistory, of_attempt: Mapping[int, Failure], resumptions: Mapping[int, Resumption]
 ) -> list[list[Attempt]]:
     """The attempts in their order, in groups that failed in the same way.
 
@@ -111,13 +114,14 @@ def _alike_attempts(
 
     def way(attempt: Attempt) -> tuple[object, ...]:
         failure = of_attempt.get(attempt.number)
-        if failure is None or went_on.get(attempt.number, "resumed") not in ("resumed", "recounted"):
+        has_resumed = resumptions.get(attempt.number) in (None, "resumed", "recounted")
+        if failure is None or not has_resumed:
             return (attempt.number,)
-        request_count = sum(move.at <= attempt.created_at for move in queued_by_person(transitions))
+        request_count = sum(move.at <= attempt.created_at for move in queued_by_person(history.transitions))
         incident = failure.incident
         return (request_count, incident.kind, incident.step, detail_of(incident.summary))
 
-    ordered = sorted(attempts, key=lambda row: row.number)
+    ordered = sorted(history.attempts, key=lambda row: row.number)
     groups: list[list[Attempt]] = []
     for _, alike in groupby(ordered, key=way):
         rows = list(alike)
@@ -129,7 +133,7 @@ def _alike_attempts(
 
 
 def _repetition_sentence(repeats: Sequence[Attempt], now: float) -> str:
-    """``Attempts 2 to 6 failed in the same way within 1 min 12 s, with batch_size 48 → 36 → 18.``"""
+    """``Attempts 2 to 6 failed in the same way, after 1 min 12 s together, with batch_size 48 → 36 → 18.``"""
     spent = [seconds for attempt in repeats if (seconds := attempt.ran_seconds(now)) is not None]
     details = []
     if len(spent) == len(repeats):
@@ -175,7 +179,7 @@ def _request_sentence(move: TransitionView) -> str:
     return f"{who} asked for a {move.cause}."
 
 
-def _attempt_sentence(run: Run, attempt: Attempt, now: float, went_on: Resumption | None) -> str:
+def _attempt_sentence(run: Run, attempt: Attempt, now: float, resumption: Resumption | None) -> str:
     is_over = attempt.ended_at is not None
     placement = attempt.placement
     end = attempt.ended_at
@@ -192,7 +196,7 @@ def _attempt_sentence(run: Run, attempt: Attempt, now: float, went_on: Resumptio
     if placement is not None and placement.queued_seconds >= 1:
         lasted += f", after {duration(placement.queued_seconds)} in the queue"
     where = _location(run, attempt)
-    resumed = _resumption_clause(attempt, went_on)
+    resumed = _resumption_clause(attempt, resumption)
     if is_over and (attempt.first_step is None or attempt.last_step is None):
         where += " without a step in its metrics"
     ran = f"ran on {where} for {lasted}"
@@ -247,22 +251,22 @@ def _requeue_sentence(attempt: Attempt) -> str:
     return f" Its job was requeued {' and '.join(reasons)}, and continued in this attempt."
 
 
-def _resumption_clause(attempt: Attempt, went_on: Resumption | None) -> str:
-    if went_on == "unaided":
+def _resumption_clause(attempt: Attempt, resumption: Resumption | None) -> str:
+    if resumption == "unaided":
         return f"; it went on by itself (step {attempt.first_step}), from what the script had saved"
     if attempt.resumed_from is None:
         return ""
     name = attempt.resumed_from.rstrip("/").rsplit("/", 1)[-1]
     first = attempt.first_step
-    if went_on == "beginning":
+    if resumption == "beginning":
         return f"; it started from the beginning (step {first}) although {name} was given"
-    if went_on == "uncertain":
+    if resumption == "uncertain":
         return f"; it counts its steps from {first} again, and whether it loaded {name} cannot be seen"
-    if went_on == "recounted":
+    if resumption == "recounted":
         return f", resumed from {name}, as its loss shows, although it counts its steps from {first} again"
-    if went_on in ("earlier", "later") and attempt.resumed_step is not None:
+    if resumption in ("earlier", "later") and attempt.resumed_step is not None:
         checkpoint = f"{name} ({step_words(name, attempt.resumed_step)})"
-        if went_on == "earlier":
+        if resumption == "earlier":
             return f"; it went on from step {first} although {checkpoint} was given"
         later = f"a later checkpoint than {checkpoint}, which was given"
         return f"; it went on from step {first}, from {later}"

@@ -1,7 +1,8 @@
 """`python -m gputui.studies`: the process of one study, started by the agent.
 
-It ends with code 0 when the study is over or paused and no trial is active, or when a person
-stopped the agent; else with one line for the agent, which starts it again.
+It ends with code 0 when the study is over or paused and no trial is active, when a person stopped
+the agent, or when the database was replaced; with 5 when another process serves the study; else
+with one line for the agent, which starts it again.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ from gputui.studies.process import StudyProcess
 EXIT_OK = 0
 EXIT_FAILED = 3
 EXIT_HELD_ELSEWHERE = 5
-# Of 1000: the kernel kills this process before any training, and a restart loses nothing.
-_OOM_SCORE = b"800"
+_OOM_SCORE = b"800"  # of 1000: it is killed before any training, and a restart loses nothing
 _NICE = 5  # samplers compute for seconds; the trainings come first
+
 POLL_SECONDS = 0.1
-# Budgets of time run out without a write.
-TURN_SECONDS = 1.0
+TURN_SECONDS = 1.0  # a turn without a write in the store: budgets of time run out without one
 AGENT_SECONDS = 5.0
+"""How often to look for changes, to take a turn without one, and to look for the agent."""
 
 
 def main() -> int:

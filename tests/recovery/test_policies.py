@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gputui.recovery.policies import ENDS_ON, POLICIES, STOP, PolicyAction, policy_from
+from gputui.recovery.watch.numbers import NON_FINITE_LINES, NULL_LINES
 from tests.tables import table
 
 
@@ -66,3 +67,8 @@ def test_how_many_checkpoints_a_policy_may_need() -> None:
     assert POLICIES["off"].checkpoints_wanted == 1
     assert POLICIES["standard"].checkpoints_wanted == 2
     assert policy_from({"ladders": {"nan_loss": [{"rollback": 5}]}}).checkpoints_wanted == 6
+
+
+def test_the_condition_of_a_lost_loss_has_the_limits_of_the_watch() -> None:
+    assert str(NON_FINITE_LINES) in ENDS_ON["nan_loss"].split()
+    assert str(NULL_LINES) in ENDS_ON["nan_loss"].split()
