@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sqlite3
 import time
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from gputui.core.yaml_forms.problems import did_you_mean
 from gputui.core.yaml_forms.quantities import parse_duration
 from gputui.reports.pages import write_files
 from gputui.reports.summary import report
+from gputui.reports.summary.facts import RunFacts
 from gputui.reports.summary.gates import GATE_THRESHOLDS
 from gputui.reports.summary.stored_facts import active_since, read_facts, siblings
 from gputui.reports.summary.story import verdict, verdict_on_all
@@ -55,52 +57,33 @@ def command(
     prices = report.Prices(price_per_kwh, price_per_gpu_hour, currency)
     now = time.time()
     with closing(session.reader()) as connection:
-        runs = _runs(session, connection, names, since, now)
-        newest = sorted(run.sequence for run in runs)[-report.MAX_PICTURED :]
-        facts = [read_facts(connection, run, now, with_pictures=run.sequence in newest) for run in runs]
+        if since is None:
+            runs = _named_runs(session, connection, names)
+        else:
+            runs = _runs_active_since(connection, since, now)
+        facts = _facts(connection, runs, now)
         others = [read_facts(connection, run, now) for run in siblings(connection, runs)]
-    subject = ", ".join(run.run_id for run in runs)
-    name = runs[0].run_id
-    if since is not None:
+    if since is None:
+        subject = ", ".join(run.run_id for run in runs)
+        folder_name = f"report-{runs[0].run_id}"
+    else:
         subject = f"all runs since {since}"
-        name = "since"
+        folder_name = "report-since"
     summary = report.make(f"Report of {subject}", now, facts, others=others, prices=prices, thresholds=thresholds)
-    folder = out or Path(f"report-{name}")
+    failures = _failed_gates(summary)
+    folder = out or Path(folder_name)
     if not as_json or out is not None:
         write_files(folder, report.contents(summary))
-    failures = [
-        f"{run_id}: {gate.gate} failed: {gate.text} (threshold {gate.threshold:g} {gate.unit})"
-        for run_id, verdicts in summary.verdicts.items()
-        for gate in verdicts
-        if gate.outcome == "fail"
-    ]
     if as_json:
         print_json(report.shapes(summary))
     else:
-        sentence = verdict(facts[0]) if len(facts) == 1 else verdict_on_all(facts)
-        for line in (sentence, *failures, f"{folder / 'report.html'} written"):
-            say(line)
+        _say_results(facts, failures, folder)
     if failures:
         raise SystemExit(Exit.RUN_FAILED)
 
 
-def _runs(
-    session: Session, connection: sqlite3.Connection, names: tuple[str, ...], since: str | None, now: float
-) -> list[Run]:
-    if since is None:
-        runs = [session.find_run(connection, name) for name in names]
-        return list({run.run_id: run for run in runs}.values())
-    with exit_on(TypedTimeError, code=Exit.USAGE, before="--since: "):
-        # A bare span counts back from now.
-        sign = "" if parse_duration(since) is None else "-"
-        moment = parse_moment(f"{sign}{since}", now)
-    runs = active_since(connection, moment)
-    if not runs:
-        fail(f"no run was active since {since}; gputui ps lists them all", Exit.REFUSED)
-    return runs
-
-
-def _thresholds(changes: tuple[str, ...]) -> dict[str, float]:
+def _thresholds(changes: Sequence[str]) -> dict[str, float]:
+    """The thresholds given as ``NAME=NUMBER``."""
     thresholds = {}
     for change in changes:
         name, _, text = change.partition("=")
@@ -108,10 +91,61 @@ def _thresholds(changes: tuple[str, ...]) -> dict[str, float]:
             hint = did_you_mean(name, GATE_THRESHOLDS) or f"there are {', '.join(GATE_THRESHOLDS)}"
             fail(f"--gate: no gate {name!r}; {hint}", Exit.USAGE)
         try:
-            thresholds[name] = float(text)
+            threshold = float(text)
         except ValueError:
-            thresholds[name] = math.nan
-        if not math.isfinite(thresholds[name]):
+            threshold = math.nan
+        if not math.isfinite(threshold):
             example = f"{name}={GATE_THRESHOLDS[name]:g}"
             fail(f"--gate: {name} needs a number, such as {example}", Exit.USAGE)
+        thresholds[name] = threshold
     return thresholds
+
+
+def _named_runs(session: Session, connection: sqlite3.Connection, names: Sequence[str]) -> list[Run]:
+    """The runs with these names, each once."""
+    runs = {}
+    for name in names:
+        run = session.find_run(connection, name)
+        runs[run.run_id] = run
+    return list(runs.values())
+
+
+def _runs_active_since(connection: sqlite3.Connection, since: str, now: float) -> list[Run]:
+    with exit_on(TypedTimeError, code=Exit.USAGE, before="--since: "):
+        is_span = parse_duration(since) is not None
+        if is_span:
+            # Without a sign, a span counts back from now.
+            moment = parse_moment(f"-{since}", now)
+        else:
+            moment = parse_moment(since, now)
+    runs = active_since(connection, moment)
+    if not runs:
+        fail(f"no run was active since {since}; gputui ps lists them all", Exit.REFUSED)
+    return runs
+
+
+def _facts(connection: sqlite3.Connection, runs: Sequence[Run], now: float) -> list[RunFacts]:
+    """The facts of each run, with pictures of the newest."""
+    pictured = sorted(run.sequence for run in runs)[-report.MAX_PICTURED :]
+    return [read_facts(connection, run, now, with_pictures=run.sequence in pictured) for run in runs]
+
+
+def _failed_gates(summary: report.Report) -> list[str]:
+    """A sentence about each gate that failed."""
+    failures = []
+    for run_id, verdicts in summary.verdicts.items():
+        for gate in verdicts:
+            if gate.outcome == "fail":
+                threshold = f"threshold {gate.threshold:g} {gate.unit}"
+                failures.append(f"{run_id}: {gate.gate} failed: {gate.text} ({threshold})")
+    return failures
+
+
+def _say_results(facts: Sequence[RunFacts], failures: Sequence[str], folder: Path) -> None:
+    if len(facts) == 1:
+        say(verdict(facts[0]))
+    else:
+        say(verdict_on_all(facts))
+    for failure in failures:
+        say(failure)
+    say(f"{folder / 'report.html'} written")
