@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import signal
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -39,39 +39,57 @@ def reports_of(evidence: Evidence) -> list[LauncherReport]:
 
 def gather(evidence: Evidence, reports: Sequence[LauncherReport]) -> list[Finding]:
     """All possible explanations of the end, unordered."""
-    record = evidence.exit
-    only_relays = LAUNCHERS[evidence.launcher].only_relays
     got_signal = next((report.got_signal for report in reports if report.got_signal is not None), None)
-    findings = list(_supervision_findings(evidence, got_signal))
-    of_ranks: list[Finding] = []
     # Launchers of several nodes report their own ranks; consecutive ones of a command the same.
-    failed_ranks = {failure.rank: report for report in reports for failure in report.failures}
-    ranks = {*_ranks(evidence), *(error.rank for error in evidence.errors if error.rank is not None)}
-    for report in reports:
-        own_ranks = {rank for rank in ranks if failed_ranks.get(rank, reports[-1]) is report}
-        for process in _rank_processes(evidence, report, own_ranks, is_last=report is reports[-1]):
-            if (finding := explain_end(process, evidence)) is not None:
-                of_ranks.append(finding)
-    findings += of_ranks
-    if only_relays:
+    report_by_rank = {failure.rank: report for report in reports for failure in report.failures}
+    of_ranks = _rank_findings(evidence, reports, report_by_rank)
+    findings = [*_supervision_findings(evidence, got_signal), *of_ranks]
+    if LAUNCHERS[evidence.launcher].only_relays:
         for report in reports:
             findings += _explain_launcher(evidence, report)
     else:
-        # Launchers without a report: the first rank that the shim saw killed by a signal.
-        killed: Finding | None = None
-        if record is not None and record.killed_ranks and not any(report.root for report in reports):
-            first = record.killed_ranks[0]
-            killed = explain_end(EndedProcess(first.rank, -first.signal), evidence)
-        of_command = _explain_command(evidence, reports[-1], of_ranks, with_ranks=killed is not None)
-        findings += [finding for finding in (killed, of_command) if finding is not None]
+        findings += _command_findings(evidence, reports, of_ranks)
     findings = _mark_consequences(findings, evidence, is_signalled=got_signal is not None)
-    for index, finding in enumerate(findings):
-        if _is_ended_after(finding, of_ranks):
-            findings[index] = replace(finding, tier=Tier.CONSEQUENCE)
+    findings = [_mark_ended_after(finding, of_ranks) for finding in findings]
     if not any(finding.tier is Tier.CAUSE for finding in findings):
         for report in reports:
-            findings += _early_exit(evidence, report, failed_ranks, findings)
+            findings += _early_exit(evidence, report, report_by_rank, findings)
     return findings
+
+
+def _rank_findings(
+    evidence: Evidence, reports: Sequence[LauncherReport], report_by_rank: Mapping[int, LauncherReport]
+) -> list[Finding]:
+    """The findings about the ranks. One that no report says to have failed belongs to the last report."""
+    ranks = {*_ranks(evidence), *(error.rank for error in evidence.errors if error.rank is not None)}
+    last_report = reports[-1]
+    findings = []
+    for report in reports:
+        own_ranks = {rank for rank in ranks if report_by_rank.get(rank, last_report) is report}
+        for process in _rank_processes(evidence, report, own_ranks, is_last=report is last_report):
+            finding = explain_end(process, evidence)
+            if finding is not None:
+                findings.append(finding)
+    return findings
+
+
+def _command_findings(
+    evidence: Evidence, reports: Sequence[LauncherReport], of_ranks: Sequence[Finding]
+) -> list[Finding]:
+    """The findings about a command that may end by itself, and about the first rank that a signal killed."""
+    killed = _killed_rank(evidence, reports)
+    of_command = _explain_command(evidence, reports[-1], of_ranks, with_ranks=killed is not None)
+    return [finding for finding in (killed, of_command) if finding is not None]
+
+
+def _killed_rank(evidence: Evidence, reports: Sequence[LauncherReport]) -> Finding | None:
+    """The finding about the first rank that the shim saw killed by a signal, unless a launcher
+    reports which rank failed first."""
+    record = evidence.exit
+    if record is None or not record.killed_ranks or any(report.root for report in reports):
+        return None
+    first = record.killed_ranks[0]
+    return explain_end(EndedProcess(first.rank, -first.signal), evidence)
 
 
 def _mark_consequences(findings: Sequence[Finding], evidence: Evidence, *, is_signalled: bool) -> list[Finding]:
@@ -89,32 +107,41 @@ def _mark_consequences(findings: Sequence[Finding], evidence: Evidence, *, is_si
     is_disturbed = is_ended or is_stopped or is_signalled
     marked = []
     for finding in findings:
-        is_consequence = has_lost_gpu and finding.kind == "killed"
         if is_ended:
-            is_consequence = KINDS[finding.kind].may_follow == "kill"
-        if is_consequence or (is_disturbed and not finding.specific):
-            finding = replace(finding, tier=Tier.CONSEQUENCE)
-        marked.append(finding)
+            follows = KINDS[finding.kind].may_follow == "kill"
+        else:
+            follows = has_lost_gpu and finding.kind == "killed"
+        if follows or (is_disturbed and not finding.specific):
+            marked.append(replace(finding, tier=Tier.CONSEQUENCE))
+        else:
+            marked.append(finding)
     return marked
 
 
-def _is_ended_after(killed: Finding, of_ranks: Sequence[Finding]) -> bool:
-    """Return whether a signal ended a rank after another rank had failed by what no lost rank explains.
+def _mark_ended_after(finding: Finding, of_ranks: Sequence[Finding]) -> Finding:
+    """Mark the finding as a consequence if a signal ended a rank after another rank had failed by what no lost rank
+    explains.
 
     Launchers kill the others, and not each of them says so.
     """
-    if killed.kind != "killed" or killed.rank is None:
-        return False
-    noticed = math.inf
-    if killed.at is not None:
-        noticed = killed.at + NOTICED_LATE_SECONDS
+    if finding.kind != "killed" or finding.rank is None:
+        return finding
+    noticed_at = math.inf
+    if finding.at is not None:
+        noticed_at = finding.at + NOTICED_LATE_SECONDS
+    of_other_ranks = (candidate for candidate in of_ranks if candidate.rank != finding.rank)
+    if any(_is_cause_until(candidate, noticed_at) for candidate in of_other_ranks):
+        return replace(finding, tier=Tier.CONSEQUENCE)
+    return finding
 
-    def came_first(finding: Finding) -> bool:
-        is_cause = finding.tier is Tier.CAUSE and finding.specific
-        stands_alone = KINDS[finding.kind].may_follow not in ("kill", "lost_rank")
-        return is_cause and stands_alone and (finding.at is None or math.floor(finding.at) <= noticed)
 
-    return any(came_first(finding) for finding in of_ranks if finding.rank != killed.rank)
+def _is_cause_until(finding: Finding, noticed_at: float) -> bool:
+    """Return whether a finding is a cause of its own that was there when a killed rank was noticed, as far as its
+    time is known."""
+    is_cause = finding.tier is Tier.CAUSE and finding.specific
+    stands_alone = KINDS[finding.kind].may_follow not in ("kill", "lost_rank")
+    came_first = finding.at is None or math.floor(finding.at) <= noticed_at
+    return is_cause and stands_alone and came_first
 
 
 # --- supervision ------------------------------------------------------------------------------
@@ -162,29 +189,34 @@ def _rank_processes(
     errors = _errors_by_rank(evidence.errors)
     logged = {tail.rank for tail in evidence.tails}.intersection(own_ranks)
     for rank in sorted({*failures, *output_by_rank, *own_ranks}):
-        failure = failures.get(rank)
-        is_ended = failure is not None and _ended_by_launcher(failure, report)
-        stderr = output_by_rank.get(rank, "")
-        stdout = ""
-        error = None
+        process = EndedProcess(rank, code=None, stderr=output_by_rank.get(rank, ""))
         if rank in own_ranks:
-            stderr += _text(evidence, rank, "stderr")
-            stdout = _text(evidence, rank, "stdout")
-            error = errors.get(rank)
-        if failure is not None and not is_ended and error is None and last_chain(stderr) is None:
+            process = replace(
+                process,
+                stderr=process.stderr + _text(evidence, rank, "stderr"),
+                stdout=_text(evidence, rank, "stdout"),
+                error=errors.get(rank),
+            )
+        failure = failures.get(rank)
+        if failure is None:
+            yield process
+            continue
+        is_ended = _ended_by_launcher(failure, report)
+        if not is_ended and process.error is None and last_chain(process.stderr) is None:
             has_failed = failure.exit_code > 0 or -failure.exit_code in CRASHES
-            if rank not in logged and has_failed:
+            if has_failed and rank not in logged:
                 # Before it joined a process group, its messages have no rank prefix.
-                stderr += unranked_output
-            is_root = failure is report.root and failure.traceback is None
-            if is_root and is_last and not LAUNCHERS[evidence.launcher].only_relays:
-                error = errors.get(None)
-        process = EndedProcess(
-            rank=rank, code=None, ended_by_launcher=is_ended, error=error, stderr=stderr, stdout=stdout
+                process = replace(process, stderr=process.stderr + unranked_output)
+            is_unexplained_root = failure is report.root and failure.traceback is None
+            if is_last and is_unexplained_root and not LAUNCHERS[evidence.launcher].only_relays:
+                process = replace(process, error=errors.get(None))
+        yield replace(
+            process,
+            code=failure.exit_code,
+            at=failure.at,
+            traceback=failure.traceback,
+            ended_by_launcher=is_ended,
         )
-        if failure is not None:
-            process = replace(process, code=failure.exit_code, at=failure.at, traceback=failure.traceback)
-        yield process
 
 
 def _errors_by_rank(files: Iterable[ErrorFile]) -> dict[int | None, ErrorFile]:
@@ -227,10 +259,11 @@ def _explain_command(
     """
     unranked_output, _ = by_rank(report.rest)
     code = _command_code(evidence, unranked_output)
+    is_killed = code is not None and code < 0
     process = EndedProcess(
         rank=None,
         code=code,
-        ended_by_launcher=report.ended_itself or (with_ranks and (code or 0) < 0),
+        ended_by_launcher=report.ended_itself or (with_ranks and is_killed),
         error=next((error for error in evidence.errors if error.rank is None), None),
     )
     if report.root is None:
@@ -246,8 +279,9 @@ def _explain_command(
     kinds = {of_rank.kind for of_rank in of_ranks}
     # NCCL's watchdog logs with its rank's prefix, then aborts its process.
     is_watchdog = code == -signal.SIGABRT and any(KINDS[kind].of_nccl for kind in kinds)
-    is_implied = (finding.kind == "segfault" and is_watchdog) or (finding.kind == "nonzero_exit" and bool(kinds))
-    if is_implied:
+    if finding.kind == "segfault" and is_watchdog:
+        return None
+    if finding.kind == "nonzero_exit" and kinds:
         return None
     return finding
 

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import msgspec
 from msgspec import Struct
-from msgspec.structs import replace
 
 from gputui.recovery.checkpoints.choices import is_unchanged
 from gputui.recovery.checkpoints.resumable import candidates_by_age
@@ -24,6 +23,7 @@ from gputui.store.database import open_reader
 from gputui.store.metrics.queries import reported_values
 from gputui.store.metrics.roles import Mode
 
+# Parts of the names of files that a script writes over.
 _REWRITTEN = ("best", "last", "latest", "final")
 
 Save = Sequence[CheckpointRow]
@@ -48,7 +48,9 @@ class Keep(Struct, frozen=True):
 class PruneResult(Struct, frozen=True):
     """The outcome of pruning.
 
-    ``removed`` are paths, ``valid`` the content of the checkpoints that were found valid, by path.
+    Attributes:
+        removed: the paths of the removed checkpoints.
+        valid: the content of the checkpoints that were found valid, by path.
     """
 
     removed: tuple[str, ...] = ()
@@ -70,26 +72,42 @@ def prune(search: CheckpointSearch, keep: Keep) -> PruneResult:
     rows = [row for row in surveyed(search) if row.gone_at is None]
     folder = search.real_folder
     saves = _saves_by_age(candidates_by_age(rows, search.attempts), folder)
-    complete = saves
+    complete_saves = saves
     if search.attempts and search.attempts[-1].ended_at is None:
-        complete = saves[1:]
-    valid, old = _split_off_valid(complete, keep.newest)
-    result = PruneResult(valid={row.path: row.content for save in valid for row in save})
+        complete_saves = saves[1:]
+    valid, older = _split_off_valid(complete_saves, keep.newest)
+    valid_content = {row.path: row.content for save in valid for row in save}
     if len(valid) < keep.newest:
-        return result
-    staying = {Path(row.path) for row in rows if _stays(row) or not any(row in save for save in old)}
-    staying |= {Path(row.path) for row in rows if any(Path(path).is_relative_to(row.path) for path in keep.paths)}
+        return PruneResult(valid=valid_content)
+    staying = _staying_paths(rows, older, keep)
     if keep.best is not None:
         staying |= {Path(row.path) for row in best_save(search, saves, keep.best, keep.mode)}
-    links = _links(folder)
-    # A save that stays may need another one.
-    while needed := [save for save in old if _is_needed(save, staying, links)]:
-        old = [save for save in old if save not in needed]
-        staying |= {Path(row.path) for save in needed for row in save}
-    removed = [Path(row.path) for save in old for row in save]
+    removed = _unneeded_paths(older, staying, _links(folder))
     for path in removed:
         _remove(path)
-    return replace(result, removed=tuple(map(str, removed)))
+    return PruneResult(tuple(map(str, removed)), valid_content)
+
+
+def _staying_paths(rows: Iterable[CheckpointRow], old: Sequence[Save], keep: Keep) -> set[Path]:
+    """The paths that stay by themselves: all but those of the old saves, and what is rewritten or needed by others."""
+    old_rows = [row for save in old for row in save]
+    staying = set()
+    for row in rows:
+        is_needed = any(Path(path).is_relative_to(row.path) for path in keep.paths)
+        if row not in old_rows or is_needed or _stays(row):
+            staying.add(Path(row.path))
+    return staying
+
+
+def _unneeded_paths(old: Sequence[Save], staying: Collection[Path], links: Sequence[tuple[Path, Path]]) -> list[Path]:
+    """The paths of the old saves of which nothing that stays needs a part. Raises OSError."""
+    unneeded = list(old)
+    needing = set(staying)
+    # A save that stays may need another one.
+    while needed := [save for save in unneeded if _is_needed(save, needing, links)]:
+        unneeded = [save for save in unneeded if save not in needed]
+        needing |= {Path(row.path) for save in needed for row in save}
+    return [Path(row.path) for save in unneeded for row in save]
 
 
 def _saves_by_age(rows: Iterable[CheckpointRow], folder: Path) -> list[Save]:
@@ -133,28 +151,32 @@ def best_save(search: CheckpointSearch, saves: Iterable[Save], metric: str, mode
     with closing(open_reader(search.database)) as connection:
         values, _ = reported_values(connection, search.run_id, [metric], "step", {})
     best: Save = ()
-    best_value = math.inf
+    best_cost = math.inf
     for save in saves:
+        attempt = save[0].attempt
         step = save[0].step
         if step is None:
             continue
-        before = [report.value for report in values if report.attempt == save[0].attempt and report.step <= step]
+        before = [report.value for report in values if report.attempt == attempt and report.step <= step]
         if not before or not math.isfinite(before[-1]):
             continue
-        value = before[-1]
+        cost = before[-1]
         if mode == "max":
-            value = -value
-        if value < best_value:
+            cost = -cost
+        if cost < best_cost:
             best = save
-            best_value = value
+            best_cost = cost
     return best
 
 
 def _is_needed(save: Save, staying: Collection[Path], links: Sequence[tuple[Path, Path]]) -> bool:
     """Return whether a part of a save contains, is in, or is named by something that stays, or is
     what a link leads to. Raises OSError."""
-    needed = {_with_real_folder(part) for path in staying for part in (path, *_other_parts(path))}
-    for path in (_with_real_folder(Path(row.path)) for row in save):
+    needed = set()
+    for path in staying:
+        needed |= {_with_real_folder(part) for part in (path, *_other_parts(path))}
+    for row in save:
+        path = _with_real_folder(Path(row.path))
         targets = {target for link, target in links if not link.is_relative_to(path)}
         if any(_is_nested(path, needed_path) for needed_path in needed | targets):
             return True
@@ -180,12 +202,13 @@ def _save_of(row: CheckpointRow, folder: Path) -> int | str:
     It is the step in the outermost name, because ranks may write at different steps of the metrics;
     else the step of the metrics; without one, the path.
     """
-    names = Path(row.path).relative_to(folder).parts
-    steps = (explicit_step(name) for name in names)
-    step = next((step for step in steps if step is not None), row.step)
-    if step is None:
-        return row.path
-    return step
+    for name in Path(row.path).relative_to(folder).parts:
+        step = explicit_step(name)
+        if step is not None:
+            return step
+    if row.step is not None:
+        return row.step
+    return row.path
 
 
 def _is_nested(first: Path, second: Path) -> bool:
@@ -215,7 +238,8 @@ def _links(folder: Path) -> list[tuple[Path, Path]]:
 
     links = []
     for parent, folders, names in os.walk(folder, onerror=fail):
-        for path in (Path(parent, name) for name in (*folders, *names)):
+        for name in (*folders, *names):
+            path = Path(parent, name)
             if path.is_symlink():
                 targets = (_with_real_folder(path.parent / path.readlink()), path.resolve())
                 links += [(_with_real_folder(path), target) for target in targets]
