@@ -179,9 +179,11 @@ def schema() -> str:
 
 
 def is_same_file(path: Path, status: os.stat_result) -> bool:
-    """Return whether a path still names the file with a status, and was not replaced or
-    removed."""
-    return path.exists() and os.path.samestat(path.stat(), status)
+    """Return whether a path still names the file with a status, and was not replaced or removed."""
+    try:
+        return os.path.samestat(path.stat(), status)
+    except FileNotFoundError:
+        return False
 
 
 def set_aside(path: Path, now: float) -> Path:

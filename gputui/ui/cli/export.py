@@ -55,9 +55,9 @@ def command(
 def _once(
     connection: sqlite3.Connection, view: Run, names: tuple[str, ...], name: Format, target: str, force: bool
 ) -> int:
-    from gputui.reports.export.follow import export
     from gputui.reports.export.sink import TargetTakenError
     from gputui.reports.export.subject import read_subject
+    from gputui.reports.export.whole import export
 
     measured = queries.metric_names(connection, view.run_id)
     if not measured:

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from gputui.core.config import Workspace
-from gputui.reports.export.follow import export
 from gputui.reports.export.formats import FORMATS, Format
 from gputui.reports.export.mlflow_sink import valid_name, without_login
 from gputui.reports.export.sink import ExportError
 from gputui.reports.export.subject import read_subject
+from gputui.reports.export.whole import export
 from tests.homes import NOW, Home
 from tests.texts import mentions
 from tests.ui.cli.program import output_of

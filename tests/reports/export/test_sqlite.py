@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from gputui.reports.export.follow import export
 from gputui.reports.export.subject import read_subject
+from gputui.reports.export.whole import export
 from gputui.store import checkpoints
 from gputui.store.events import NewEvent, add_event
 from tests.homes import NOW, Home
