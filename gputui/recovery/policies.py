@@ -1,4 +1,4 @@
-"""Recovery policies as data, in words and as JSON: a ladder of actions for each kind of incident, and limits."""
+"""Recovery policies: a ladder of actions for each kind of incident, and limits."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gputui.core.units import duration
 from gputui.recovery.actions import ACTIONS
 from gputui.recovery.kinds import KINDS
-from gputui.recovery.watch.silence import EARLY_FACTOR, EVIDENT_SHARE, LONG_FACTOR
 
 
 class PolicyAction(Struct, frozen=True):
@@ -63,6 +61,7 @@ class Policy(Struct, frozen=True):
     """A recovery policy.
 
     Attributes:
+        description: what a built-in policy does, in one line.
         ladders: rungs by kind, tried from the first; every ladder ends in ``stop``.
         max_attempts: maximum number of consecutive attempts, the first one included.
         max_without_progress: maximum number of consecutive unchanged attempts without progress.
@@ -72,6 +71,7 @@ class Policy(Struct, frozen=True):
     """
 
     name: str
+    description: str
     ladders: Mapping[str, Ladder]
     max_attempts: int = 8
     max_without_progress: int = 3
@@ -210,10 +210,30 @@ _AGGRESSIVE = _STANDARD | _ladders(
 POLICIES: dict[str, Policy] = {
     policy.name: policy
     for policy in (
-        Policy("off", {}, ends_on=frozenset()),
-        Policy("restart-only", _RESTART_ONLY),
-        Policy("standard", _STANDARD),
-        Policy("aggressive", _AGGRESSIVE, 20, 5, ends_on=frozenset(ENDS_ON)),
+        Policy(
+            "off",
+            "nothing: the run stops with its first incident",
+            ladders={},
+            ends_on=frozenset(),
+        ),
+        Policy(
+            "restart-only",
+            "starts again from the newest valid checkpoint and never changes a parameter",
+            ladders=_RESTART_ONLY,
+        ),
+        Policy(
+            "standard",
+            "the same, and changes what makes a run fit: batch size, gradient checkpointing, workers, clipping",
+            ladders=_STANDARD,
+        ),
+        Policy(
+            "aggressive",
+            "longer ladders; also lowers the learning rate, and starts again after a reboot or an outside stop",
+            ladders=_AGGRESSIVE,
+            max_attempts=20,
+            max_without_progress=5,
+            ends_on=frozenset(ENDS_ON),
+        ),
     )
 }
 """The built-in policies by name."""
@@ -247,118 +267,8 @@ def policy_from(recovery: Mapping[str, Any]) -> Policy:
             changes["ladders"] = {**base.ladders, **_ladders(**recovery["ladders"])}
         if recovery.get("backoff"):
             names = {"base": "base_seconds", "max": "max_seconds"}
-            numbers = {names.get(key, key): float(it) for key, it in recovery["backoff"].items()}
+            numbers = {names.get(key, key): float(number) for key, number in recovery["backoff"].items()}
             changes["backoff"] = replace(base.backoff, **numbers)
         return replace(base, **changes)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise PolicyError(f"the recovery policy is not understood: {error!r}") from error
-
-
-DESCRIPTIONS = {
-    "off": "nothing: the run stops with its first incident",
-    "restart-only": "starts again from the newest valid checkpoint and never changes a parameter",
-    "standard": "the same, and changes what makes a run fit: batch size, gradient checkpointing, workers, clipping",
-    "aggressive": "longer ladders; also lowers the learning rate, and starts again after a reboot or an outside stop",
-}
-"""One line per built-in policy."""
-
-
-def action_words(action: PolicyAction) -> str:
-    """``rollback 2``, ``wait 30 s``."""
-    if action.argument is None:
-        return action.name
-    unit = " s" if ACTIONS[action.name].argument == "seconds" else ""
-    return f"{action.name} {action.argument:g}{unit}"
-
-
-def kind_words(kind: str, policy: Policy) -> str:
-    """The ladder for a kind of incident: ``restart → rollback 1 + tighter_clip 2 → stop``."""
-    if kind in KINDS and KINDS[kind].retry == "never":
-        return "never retried"
-    rungs = (" + ".join(action_words(action) for action in rung) for rung in policy.ladder(kind))
-    ladder = " → ".join(rungs)
-    if kind in KINDS and KINDS[kind].retry == "after_first_step":
-        return f"{ladder} (not before the first step)"
-    return ladder
-
-
-def limit_lines(policy: Policy) -> list[str]:
-    """The policy's limits, one sentence each."""
-    lines = ["nothing is ever tried again"]
-    backoff = policy.backoff
-    if policy.enabled:
-        base = duration(backoff.base_seconds)
-        most = duration(backoff.max_seconds)
-        lines = [
-            f"at most {policy.max_attempts} attempts (max_attempts)",
-            f"at most {policy.max_without_progress} unchanged attempts in a row without progress "
-            "(max_without_progress)",
-            f"before an unchanged restart a wait of {base}, times {backoff.factor:g} after every "
-            f"attempt without progress, at most {most}, less up to {backoff.jitter * 100:g} % "
-            "(backoff)",
-        ]
-    if policy.retry_on_exit:
-        codes = ", ".join(map(str, sorted(policy.retry_on_exit)))
-        lines.append(f"starts again after exit code {codes}, whatever the kind of incident (retry_on_exit)")
-    ended = [f"  {kind}: {when}" for kind, when in ENDS_ON.items() if kind in policy.ends_on]
-    if ended:
-        lines += ["ends an attempt that is alive (ends_on) for", *ended]
-    if reported := [kind for kind in ENDS_ON if kind not in policy.ends_on]:
-        lines.append(f"only reports {', '.join(reported)} while an attempt is alive (not in ends_on)")
-    seconds = policy.hang_after_seconds
-    early = duration(seconds * EARLY_FACTOR)
-    start = duration(seconds * LONG_FACTOR)
-    return [
-        *lines,
-        f"calls no silence of less than {duration(seconds)} a hang, {early} in the first steps and "
-        f"{start} before them, in any history (hang_after); {duration(seconds * EVIDENT_SHARE)} "
-        "will do where a rank is stopped or all wait for each other",
-    ]
-
-
-def policy_json(policy: Policy) -> dict[str, Any]:
-    """The policy as JSON. ``ladders`` has every kind that may be retried, and ``default``."""
-    max_attempts = 1
-    max_without_progress = None
-    backoff = None
-    if policy.enabled:
-        max_attempts = policy.max_attempts
-        max_without_progress = policy.max_without_progress
-        backoff = msgspec.to_builtins(policy.backoff)
-    return {
-        "name": policy.name,
-        "description": DESCRIPTIONS.get(policy.name),
-        "enabled": policy.enabled,
-        "max_attempts": max_attempts,
-        "max_without_progress": max_without_progress,
-        "backoff": backoff,
-        "ends_on": sorted(policy.ends_on),
-        "watches": [{"kind": kind, "when": when, "ends": kind in policy.ends_on} for kind, when in ENDS_ON.items()],
-        "retry_on_exit": sorted(policy.retry_on_exit),
-        "hang_after_seconds": policy.hang_after_seconds,
-        "ladders": {
-            kind: [
-                [{"action": action.name, "argument": action.argument} for action in rung]
-                for rung in policy.ladder(kind)
-            ]
-            for kind in kinds_with_ladders()
-        },
-        "never_retried": [name for name, kind in KINDS.items() if kind.retry == "never"],
-        "not_before_first_step": [name for name, kind in KINDS.items() if kind.retry == "after_first_step"],
-    }
-
-
-def own_name(policy: Policy) -> str:
-    """The policy's name, marked if the profile changes the built-in policy."""
-    is_built_in = POLICIES.get(policy.name) == policy
-    if is_built_in:
-        return policy.name
-    return f"{policy.name}, changed"
-
-
-def actions_in(policy: Policy) -> list[PolicyAction]:
-    """The distinct actions of the ladders but ``stop``, in the order of the documentation."""
-    rungs = (rung for ladder in policy.ladders.values() for rung in ladder)
-    actions = {action for rung in rungs for action in rung if action.name != "stop"}
-    order = list(ACTIONS)
-    return sorted(actions, key=lambda action: (order.index(action.name), action.argument or 0.0))

@@ -174,7 +174,7 @@ def effect_of(action: PolicyAction, spec: RunSpec, params: Mapping[str, Scalar])
     """The result of a single action for a run of ``spec``; None for ``stop``."""
     if action.name == "stop":
         return None
-    alone = Policy("alone", {"unknown": ((action,), STOP)})
+    alone = Policy("alone", description="", ladders={"unknown": ((action,), STOP)})
     situation = replace(fresh(spec), params=params)
     [only] = attempts_of(situation, "unknown", alone, times=1, progress=True)
     return next((result for result in only.plan.actions if result.name == action.name), None)

@@ -11,7 +11,7 @@ import click
 from gputui.core.redaction import redact_params
 from gputui.core.units import duration, parameter
 from gputui.core.yaml_forms.problems import did_you_mean
-from gputui.recovery import policies, policy_simulation
+from gputui.recovery import policies, policy_simulation, policy_words
 from gputui.recovery.effects import AppliedAction, Result
 from gputui.recovery.kinds import KINDS
 from gputui.recovery.policy_simulation import SimulatedAttempt
@@ -23,14 +23,14 @@ from gputui.ui.cli.context import Exit, Session, fail, listing, print_json, prin
 def command(_session: Session, as_json: bool) -> None:
     """Show what recovery does about incidents. Without a subcommand, list the built-in policies."""
     if as_json:
-        print_json([policies.policy_json(policy) for policy in policies.POLICIES.values()])
+        print_json([policy_words.policy_json(policy) for policy in policies.POLICIES.values()])
         return
     rows = []
     for name, policy in policies.POLICIES.items():
         limits = ("1", "–")
         if policy.enabled:
             limits = (str(policy.max_attempts), str(policy.max_without_progress))
-        rows.append((name, *limits, policies.DESCRIPTIONS[name]))
+        rows.append((name, *limits, policy.description))
     print_table(("POLICY", "ATTEMPTS", "WITHOUT PROGRESS", ""), rows)
 
 
@@ -49,7 +49,7 @@ def show(session: Session, what: str, as_json: bool) -> None:
     effects = [] if subject.is_example else policy_subjects.effects(subject)
     if as_json:
         shape: dict[str, Any] = {
-            **policies.policy_json(policy),
+            **policy_words.policy_json(policy),
             "profile": subject.profile,
             "run": subject.run,
         }
@@ -60,22 +60,22 @@ def show(session: Session, what: str, as_json: bool) -> None:
             ]
         print_json(shape)
         return
-    title = f"policy {policies.own_name(policy)}"
+    title = f"policy {policy_words.own_name(policy)}"
     if not subject.is_example:
         title += f", of {subject.phrase}"
     say(title)
-    for sentence in policies.limit_lines(policy):
+    for sentence in policy_words.limit_lines(policy):
         say(f"  {sentence}")
     if policy.enabled:
         say("")
-        rows = [(kind, policies.kind_words(kind, policy)) for kind in policies.kinds_with_ladders()]
+        rows = [(kind, policy_words.kind_words(kind, policy)) for kind in policies.kinds_with_ladders()]
         print_table(("INCIDENT", "WHAT IS TRIED"), rows)
         say("")
-        say("never retried: " + ", ".join(policies.policy_json(policy)["never_retried"]))
+        say("never retried: " + ", ".join(policy_words.policy_json(policy)["never_retried"]))
     if effects:
         say("")
         say(f"what the actions would do with the parameters of {spec.name}")
-        table = [(policies.action_words(action), *_effect(result)) for action, result in effects]
+        table = [(policy_words.action_words(action), *_effect(result)) for action, result in effects]
         print_table(("ACTION", "", ""), table)
 
 
@@ -129,7 +129,7 @@ def try_(
         attempts = [_round_json(attempt) for attempt in rounds]
         print_json({**shape, "progress": progress, "assumed": assumed, "attempts": attempts, "stopped": is_stopped})
         return
-    say(f"{kind} ({KINDS[kind].title}) again and again in {subject.phrase}, policy {policies.own_name(policy)}")
+    say(f"{kind} ({KINDS[kind].title}) again and again in {subject.phrase}, policy {policy_words.own_name(policy)}")
     for sentence in assumed:
         say(f"assumed: {sentence}")
     for attempt in rounds:

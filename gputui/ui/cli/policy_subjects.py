@@ -14,8 +14,9 @@ from gputui.profiles.profile_file import ProfileNotFoundError
 from gputui.profiles.profile_file import find as find_profile
 from gputui.recovery import policy_simulation
 from gputui.recovery.effects import Result
-from gputui.recovery.policies import POLICIES, Policy, PolicyAction, PolicyError, actions_in, policy_from
+from gputui.recovery.policies import POLICIES, Policy, PolicyAction, PolicyError, policy_from
 from gputui.recovery.policy_simulation import Situation
+from gputui.recovery.policy_words import actions_in
 from gputui.runs.spec import RunSpec, SpecError
 from gputui.runs.stored_spec import spec_of
 from gputui.store.database import StoreError, open_reader
