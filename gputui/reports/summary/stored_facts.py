@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from gputui.core.text import clean
 from gputui.metrics.curves.live_curves import read_charts
@@ -28,7 +29,9 @@ PICTURE_BINS = 600  # more than the columns of a picture can show
 PICTURES = ("grad_norm", "lr", "samples_per_s", "step_time")
 """Metrics that are drawn behind the losses, if the run has them; validation and training loss share a chart."""
 # Parameters that may differ between runs whose scaling is compared.
-_SCALED = ("batch_size", "grad_accum", "num_workers", "lr")
+_SCALED_ROLES = ("batch_size", "grad_accum", "num_workers", "lr")
+
+_SEARCHED_RUNS = 500  # each is compared by its stored specification
 
 
 def active_since(connection: sqlite3.Connection, since: float) -> list[Run]:
@@ -41,26 +44,45 @@ def active_since(connection: sqlite3.Connection, since: float) -> list[Run]:
     return active[::-1]
 
 
+class _Scale(NamedTuple):
+    """The part of a run in a comparison of scaling.
+
+    Attributes:
+        key: equal for runs that can be compared.
+        ranks: the number of GPUs, or of processes without GPUs; 0 if it is unknown.
+    """
+
+    key: str
+    has_gpus: bool
+    ranks: int
+
+    @classmethod
+    def of(cls, run: Run) -> _Scale:
+        spec = known_spec(run)
+        return cls(scaling_key(run, spec), bool(run.gpu_total), run.gpu_total or _processes(run, spec))
+
+    @property
+    def kind(self) -> tuple[str, bool]:
+        """What is equal for runs of one curve of scaling."""
+        return self.key, self.has_gpus
+
+
 def siblings(connection: sqlite3.Connection, runs: Sequence[Run], limit: int = 8) -> list[Run]:
     """The newest other runs of the same profiles with the same parameters and other numbers of GPUs
     (or of processes without GPUs): one per number, with a measured speed."""
     given_ids = {run.run_id for run in runs}
-    comparable = {_scale(run)[:2] for run in runs}
-    covered = {_scale(run) for run in runs if _has_speed(connection, run)}
+    comparable = {_Scale.of(run).kind for run in runs}
+    covered = {_Scale.of(run) for run in runs if _has_speed(connection, run)}
     others: list[Run] = []
-    for run in read_runs(connection, limit=500):
-        scale = _scale(run)
-        is_comparable = run.run_id not in given_ids and scale[:2] in comparable and scale not in covered
-        if is_comparable and scale[2] and _has_speed(connection, run):
+    for run in read_runs(connection, limit=_SEARCHED_RUNS):
+        scale = _Scale.of(run)
+        is_comparable = scale.ranks > 0 and scale.kind in comparable
+        if run.run_id in given_ids or not is_comparable or scale in covered:
+            continue
+        if _has_speed(connection, run):
             covered.add(scale)
             others.append(run)
     return others[:limit]
-
-
-def _scale(run: Run) -> tuple[str, bool, int]:
-    """The values that must be equal to compare scaling, and the number of ranks."""
-    spec = known_spec(run)
-    return scaling_key(run, spec), bool(run.gpu_total), run.gpu_total or _processes(run, spec)
 
 
 def _has_speed(connection: sqlite3.Connection, run: Run) -> bool:
@@ -76,17 +98,18 @@ def read_facts(connection: sqlite3.Connection, run: Run, now: float, *, with_pic
     attempts = history.attempts
     failures = history.failures()
     lines = queries.lines(connection, run.run_id)
-    steps = [attempt.last_step for attempt in attempts if attempt.last_step is not None]
     launched = run.params
     thresholds: Mapping[str, float] = {}
     if spec is not None:
         launched = spec.params
         thresholds = spec.gates
-    pictures = _pictures(connection, run) if with_pictures else ()
+    pictures: list[Chart] = []
+    if with_pictures:
+        pictures = [*_metric_pictures(connection, run), *_hardware_pictures(connection, run)]
     return RunFacts(
         run=run,
         attempts=len(attempts),
-        last_step=max(steps, default=None),
+        last_step=max((attempt.last_step for attempt in attempts if attempt.last_step is not None), default=None),
         launched=launched,
         like=scaling_key(run, spec),
         cost=run_cost(connection, run.run_id, now),
@@ -113,7 +136,7 @@ def scaling_key(run: Run, spec: RunSpec | None) -> str:
     params = dict(run.params)
     if spec is not None:
         params = dict(spec.params)
-        for role in _SCALED:
+        for role in _SCALED_ROLES:
             params.pop(spec.role(role, params) or "", None)
     return json.dumps([run.profile, sorted((name, str(value)) for name, value in params.items())])
 
@@ -142,35 +165,43 @@ def _gpu_use(connection: sqlite3.Connection, attempts: Sequence[Attempt], now: f
             end = now if attempt.ended_at is None else attempt.ended_at
             stays += [Stay(uuid, attempt.started_at, end) for uuid in attempt.gpus]
     counts = gpu_counts(connection, stays)
-    used = counts.utilization_percent
-    samples = sum(used.values())
-    idle = sum(number for value, number in used.items() if value < IDLE_PERCENT)
-    idle_share = idle / samples if samples else None
+    utilizations = counts.utilization_percent
+    sample_count = sum(utilizations.values())
+    idle_count = sum(number for percent, number in utilizations.items() if percent < IDLE_PERCENT)
+    idle_share = idle_count / sample_count if sample_count else None
     return GpuUse(
-        spread(used.items()),
+        spread(utilizations.items()),
         spread(counts.power_watts.items()),
         counts.memory_used_bytes_most,
         idle_share,
     )
 
 
-def _pictures(connection: sqlite3.Connection, run: Run) -> list[Chart]:
-    names = queries.metric_names(connection, run.run_id)
-    losses = tuple(dict.fromkeys(name for name in (run.roles.loss, run.roles.validation) if name in names))
-    others = tuple(name for name in (run.roles.best, *PICTURES) if name in names and name not in losses)
-    drawn: list[Chart] = []
-    if losses or others:
-        data = read_charts(connection, run.run_id, ChartRequest((*losses, *others), bins=PICTURE_BINS))
-        groups = [losses, *((name,) for name in others)]
-        drawn = [drawing(data, "", group) for group in groups if group]
+def _metric_pictures(connection: sqlite3.Connection, run: Run) -> list[Chart]:
+    """A chart of the losses together, and one of each other metric worth a picture."""
+    recorded = queries.metric_names(connection, run.run_id)
+    losses = tuple(dict.fromkeys(name for name in (run.roles.loss, run.roles.validation) if name in recorded))
+    others = [name for name in (run.roles.best, *PICTURES) if name in recorded and name not in losses]
+    groups: list[tuple[str, ...]] = []
+    if losses:
+        groups.append(losses)
+    groups += [(name,) for name in others]
+    if not groups:
+        return []
+    data = read_charts(connection, run.run_id, ChartRequest((*losses, *others), bins=PICTURE_BINS))
+    return [drawing(data, "", group) for group in groups]
+
+
+def _hardware_pictures(connection: sqlite3.Connection, run: Run) -> list[Chart]:
+    """A chart of the GPUs' utilisation and one of their power, with a curve per GPU."""
     request = ChartRequest(axis="time", bins=PICTURE_BINS, hardware=("utilization", "power"))
-    hardware = read_charts(connection, run.run_id, request)
+    data = read_charts(connection, run.run_id, request)
+    measured = [curve for curve in data.hardware if curve.uuid is not None and curve.bins]
     positions = dict(connection.execute("SELECT uuid, position FROM gpus").fetchall())
+    charts = []
     for field, title in (("utilization", "GPU utilisation, %"), ("power", "power, W")):
-        curves = [
-            curve for curve in hardware.hardware if curve.field == field and curve.uuid is not None and curve.bins
-        ]
+        curves = [curve for curve in measured if curve.field == field]
         if curves:
             labels = [clean(f"GPU {positions.get(curve.uuid, '?')}") for curve in curves]
-            drawn.append(hardware_drawing(hardware, title, curves, labels))
-    return drawn
+            charts.append(hardware_drawing(data, title, curves, labels))
+    return charts

@@ -35,50 +35,58 @@ def recoveries(failures: Sequence[Failure], spec: RunSpec | None) -> tuple[str, 
 
 def _recovery_sentence(failure: Failure, spec: RunSpec | None) -> str:
     incident = failure.incident
-    decision = failure.decision
-    head = f"Attempt {incident.attempt}"
-    if decision is not None and decision.verdict == "stop":
-        done = "stopped"
-    else:
-        head += f" → {incident.attempt + 1}"
-        parts = []
-        if failure.attempt is not None and decision is not None:
-            params = failure.attempt.params
-            parts.append(_change(params, {**params, **decision.params}, spec))
-            parts += _notes(decision)
-        if failure.next_attempt is not None:
-            parts.append(_start(failure.next_attempt))
-        done = ", ".join(filter(None, parts)) or "tried again"
-    text = f"{head}: {done}, because {incident.summary}"
+    reason = f"because {incident.summary}"
     if incident.step is not None and f"step {incident.step}" not in incident.summary:
-        text += f", at step {count(incident.step)}"
-    if failure.cost is not None and (cost_text := in_words(failure.cost)):
-        text += f"; it cost {cost_text}"
-    return f"{text}."
+        reason += f", at step {count(incident.step)}"
+    cost = ""
+    if failure.cost is not None:
+        cost = in_words(failure.cost)
+    if cost:
+        return f"{_outcome(failure, spec)}, {reason}; it cost {cost}."
+    return f"{_outcome(failure, spec)}, {reason}."
+
+
+def _outcome(failure: Failure, spec: RunSpec | None) -> str:
+    """``Attempt 1 → 2: batch 16 × 3 → 12 × 4, from step_30.pt (step 30)``, or ``Attempt 3: stopped``."""
+    number = failure.incident.attempt
+    decision = failure.decision
+    if decision is not None and decision.verdict == "stop":
+        return f"Attempt {number}: stopped"
+    parts = []
+    if failure.attempt is not None and decision is not None:
+        before = failure.attempt.params
+        parts.append(_change(before, {**before, **decision.params}, spec))
+        parts += _notes(decision)
+    if failure.next_attempt is not None:
+        parts.append(_start(failure.next_attempt))
+    measures = ", ".join(filter(None, parts)) or "tried again"
+    return f"Attempt {number} → {number + 1}: {measures}"
 
 
 def _notes(decision: DecisionView) -> list[str]:
-    """Effects of a decision beside changes of parameters: ``took another GPU in place of GPU
-    7``."""
-    done = [action for action in decision.actions if isinstance(action, dict) and action["applied"]]
-    return [
-        action["note"]
-        for action in done
-        if action["action"] == "exclude_gpu" or not (action["changes"] or action["action"] in _PLAIN)
-    ]
+    """Effects of a decision beside changes of parameters: ``took another GPU in place of GPU 7``."""
+    notes = []
+    for action in decision.actions:
+        if not isinstance(action, dict) or not action["applied"]:
+            continue
+        is_told_elsewhere = action["changes"] or action["action"] in _PLAIN
+        if action["action"] == "exclude_gpu" or not is_told_elsewhere:
+            notes.append(action["note"])
+    return notes
 
 
 def _change(before: Mapping[str, Any], after: Mapping[str, Any], spec: RunSpec | None) -> str:
     """``batch 16 × 3 → 12 × 4, lr 0.1 → 0.05``."""
     changed = [name for name in after if before.get(name) != after[name]]
     changes = []
+    batch = accumulation = None
     if spec is not None:
         batch = spec.role("batch_size", after)
         accumulation = spec.role("grad_accum", after)
-        if batch in changed and accumulation in changed:
-            sizes = [f"{params.get(batch, 1)} × {params.get(accumulation, 1)}" for params in (before, after)]
-            changes.append(f"batch {' → '.join(sizes)}")
-            changed = [name for name in changed if name not in (batch, accumulation)]
+    if batch in changed and accumulation in changed:
+        sizes = [f"{params.get(batch, 1)} × {params.get(accumulation, 1)}" for params in (before, after)]
+        changes.append(f"batch {' → '.join(sizes)}")
+        changed = [name for name in changed if name not in (batch, accumulation)]
     for name in changed:
         changes.append(f"{name} {parameter(before.get(name, UNKNOWN))} → {parameter(after[name])}")
     return ", ".join(changes)
@@ -87,7 +95,7 @@ def _change(before: Mapping[str, Any], after: Mapping[str, Any], spec: RunSpec |
 def _start(attempt: Attempt) -> str:
     if attempt.resumed_from is None:
         return "from the start"
-    name = attempt.resumed_from.rstrip("/").rpartition("/")[2]
+    _, _, name = attempt.resumed_from.rstrip("/").rpartition("/")
     if attempt.resumed_step is None:
         return f"from {name}"
     return f"from {name} ({step_words(name, attempt.resumed_step)})"
@@ -104,6 +112,24 @@ def best_of(run: RunFacts) -> Best | None:
 
 def verdict(run: RunFacts) -> str:
     """The result of a run in one sentence."""
+    parts = [_course(run)]
+    best = best_of(run)
+    if best is not None:
+        parts.append(f"best {best.name} {metric_value(best.value)}")
+        if best.step is not None:
+            parts[-1] += f" (step {count(best.step)})"
+    if run.lost is not None:
+        parts.append(count_of(run.lost.incidents, "failure"))
+        if cost := in_words(run.lost):
+            parts[-1] += f" cost {cost}"
+    sentence = "; ".join(parts)
+    if run.run.reported_reason and run.run.state != "succeeded":
+        return f"{sentence}: {run.run.reported_reason}."
+    return f"{sentence}."
+
+
+def _course(run: RunFacts) -> str:
+    """``vit-1 is running at step 400 with 2 attempts that took 3 h``."""
     verb = " is" if run.run.ended_at is None else ""
     text = f"{run.run.run_id}{verb} {run.run.state}"
     if run.last_step is not None:
@@ -111,31 +137,32 @@ def verdict(run: RunFacts) -> str:
     text += f" with {count_of(run.attempts, 'attempt')}"
     if run.took_seconds is not None:
         text += f" that took {duration(run.took_seconds)}"
-    best = best_of(run)
-    if best is not None:
-        text += f"; best {best.name} {metric_value(best.value)}"
-        if best.step is not None:
-            text += f" (step {count(best.step)})"
-    if run.lost is not None:
-        text += f"; {count_of(run.lost.incidents, 'failure')}"
-        if cost := in_words(run.lost):
-            text += f" cost {cost}"
-    if run.run.reported_reason and run.run.state != "succeeded":
-        text += f": {run.run.reported_reason}"
-    return f"{text}."
+    return text
 
 
 def verdict_on_all(runs: Sequence[RunFacts]) -> str:
     """The result of several runs in one sentence."""
     states = Counter(str(run.run.state) for run in runs)
     counted = ", ".join(f"{number} {state}" for state, number in states.most_common())
-    text = f"{count_of(len(runs), 'run')}: {counted}"
-    bests = [(best, run) for run in runs if (best := best_of(run)) is not None]
-    if bests and len({best.name for best, _ in bests}) == 1:
-        sign = -1 if bests[0][0].better == "more" else 1
-        best, run = min(bests, key=lambda pair: sign * pair[0].value)
-        text += f"; {run.run.run_id} has the best {best.name}, {metric_value(best.value)}"
+    parts = [f"{count_of(len(runs), 'run')}: {counted}"]
+    measured = [(run, best) for run in runs if (best := best_of(run)) is not None]
+    if len({best.name for _, best in measured}) == 1:
+        run, best = _leader(measured)
+        parts.append(f"{run.run.run_id} has the best {best.name}, {metric_value(best.value)}")
     failures = sum(run.lost.incidents for run in runs if run.lost is not None)
     if failures:
-        return f"{text}; {count_of(failures, 'failure')}."
-    return f"{text}."
+        parts.append(count_of(failures, "failure"))
+    return f"{'; '.join(parts)}."
+
+
+def _leader(measured: Sequence[tuple[RunFacts, Best]]) -> tuple[RunFacts, Best]:
+    """The run with the best value of the metric that all have."""
+    _, first_best = measured[0]
+    if first_best.better == "more":
+        return max(measured, key=_best_value)
+    return min(measured, key=_best_value)
+
+
+def _best_value(measured: tuple[RunFacts, Best]) -> float:
+    _, best = measured
+    return best.value
