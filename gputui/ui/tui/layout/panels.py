@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
+from math import ceil
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -17,7 +19,7 @@ from gputui.ui.views.metric_words import HARDWARE, by_interest, metric_heading
 
 LEAST_WIDTH = 31
 LEAST_HEIGHT = 6
-"""Least size of a useful chart."""
+"""Least size of a useful chart beside others."""
 
 LEAST_NAMED_WIDTH = 56
 """Least width of a chart with names at the ends of its curves."""
@@ -25,6 +27,10 @@ LEAST_NAMED_WIDTH = 56
 MOST_COLUMNS = 3
 FULL_HEIGHT = 10
 """Least height of a chart with words below its markers."""
+
+# The room for a single chart; with less there is none.
+_ROOM_WIDTH = 12
+_ROOM_HEIGHT = 3
 
 
 class Panel(Struct, frozen=True):
@@ -107,26 +113,32 @@ def choose_panels(
 
 def panel_rects(count: int, width: int, height: int, layout: Layout, least_width: int = LEAST_WIDTH) -> list[PanelRect]:
     """The rectangles of one screenful of at most ``count`` charts; the first is above the others, at full width."""
-    if count < 1 or height < 3 or width < 12:
+    if count < 1 or width < _ROOM_WIDTH or height < _ROOM_HEIGHT:
         return []
-    rows = max(1, height // LEAST_HEIGHT)
-    if layout == "one" or count == 1 or rows == 1:
+    is_single = layout == "one" or count == 1
+    if is_single or height < 2 * LEAST_HEIGHT:
         return [PanelRect(0, 0, width, height)]
     if layout == "two":
-        half = height // 2
-        return [PanelRect(0, 0, width, height - half), PanelRect(0, height - half, width, half)]
-    columns = max(1, min(MOST_COLUMNS, (width + 1) // (least_width + 1)))
+        lower = height // 2
+        return [PanelRect(0, 0, width, height - lower), PanelRect(0, height - lower, width, lower)]
+    return _grid_below_first(count - 1, width, height, least_width)
+
+
+def _grid_below_first(others: int, width: int, height: int, least_width: int) -> list[PanelRect]:
+    """The rectangle of the first chart, and rows of equal height below it for as many of the ``others`` as fit."""
+    # Charts side by side have an empty cell between them.
+    most_across = max(1, min(MOST_COLUMNS, (width + 1) // (least_width + 1)))
+    rows = height // LEAST_HEIGHT
     # The first chart gets twice the height of the others, if there is room.
     rows_of_first = 2 if rows >= 4 else 1
-    below = min(rows - rows_of_first, -(-(count - 1) // columns))
-    columns = min(columns, -(-(count - 1) // below))
-    unit = max(LEAST_HEIGHT, min(height // (below + 2), height // 3))
-    first = height - below * unit
-    rects = [PanelRect(0, 0, width, first)]
-    for number in range(min(count - 1, below * columns)):
-        row, column = divmod(number, columns)
-        in_row = min(columns, count - 1 - row * columns)
-        x = column * (width + 1) // in_row
-        end = (column + 1) * (width + 1) // in_row - 1
-        rects.append(PanelRect(x, first + row * unit, end - x, unit))
+    down = min(rows - rows_of_first, ceil(others / most_across))
+    across = min(most_across, ceil(others / down))
+    row_height = max(LEAST_HEIGHT, min(height // (down + 2), height // 3))
+    first_height = height - down * row_height
+    rects = [PanelRect(0, 0, width, first_height)]
+    for row in range(down):
+        in_row = min(across, others - row * across)
+        starts = [column * (width + 1) // in_row for column in range(in_row + 1)]
+        for x, next_x in pairwise(starts):
+            rects.append(PanelRect(x, first_height + row * row_height, next_x - 1 - x, row_height))
     return rects

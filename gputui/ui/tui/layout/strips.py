@@ -31,12 +31,16 @@ SPARK_CELLS = 8
 AGENT_SILENT_SECONDS = 5.0
 """An agent is silent if its heartbeat is older than this plus its interval."""
 
+SEVEREST_FIRST = ("error", "warning", "info")
+
 _TIGHT = 110
 _SPACIOUS = 140
+"""Widths in cells: below the first a line names the least; from the second on it has short histories."""
+
 _CONCERNING = ("queued", "starting", "running", "ending", "recovering", "stopping")
 
 # Maker and brand, and what follows the memory: NVIDIA H100 80GB HBM3, NVIDIA GeForce RTX 4090.
-_MODEL = re.compile(r"^(?:NVIDIA )?(?:GeForce |Tesla )?(.*?\d+ ?GB|[^(]*)")
+_MODEL = re.compile(r"^(?:NVIDIA )?(?:GeForce |Tesla )?(?P<model>.*?\d+ ?GB|[^(]*)")
 
 
 def head_line(
@@ -48,11 +52,7 @@ def head_line(
     right = _right_of_head(snapshot, keys, is_tight=is_tight)
     agent = snapshot.agent
     is_simulated = demo or (agent is not None and agent.source == "simulated")
-    models = Counter(match.group(1).strip() for gpu in snapshot.gpus if (match := _MODEL.match(clean(gpu.name))))
-    parts: list[Span] = [
-        (clean(host_name), "text"),
-        *((f"{count} × {model}", "text") for model, count in models.items()),
-    ]
+    parts: list[Span] = [(clean(host_name), "text"), *_models(snapshot.gpus)]
     if agent is not None and not is_simulated and not is_tight:
         versions = (("driver", agent.driver_version), ("CUDA", agent.cuda_version))
         parts += [(f"{name} {clean(version)}", "dim") for name, version in versions if version]
@@ -60,13 +60,20 @@ def head_line(
         parts.append(("simulated", "warn"))
     if readonly:
         parts.append(("read only", "dim"))
-    room = width - sum(len(text) for text, _ in right)
     pieces: list[list[Span]] = [[(" gputui", "title")]]
     separator = ("  ", "dim")
     for part in parts:
         pieces.append([separator, part])
         separator = (" · ", "dim")
+    room = width - sum(len(text) for text, _ in right)
     return justify(fit_parts(pieces, room), right, width)
+
+
+def _models(gpus: Sequence[GpuView]) -> list[Span]:
+    """``4 × H100 80GB``: how many GPUs of each model there are."""
+    matches = [_MODEL.match(clean(gpu.name)) for gpu in gpus]
+    models = Counter(match["model"].strip() for match in matches if match is not None)
+    return [(f"{number} × {model}", "text") for model, number in models.items()]
 
 
 def _right_of_head(snapshot: Snapshot, keys: KeyWords, *, is_tight: bool) -> list[Span]:
@@ -99,17 +106,20 @@ def demo_line(snapshot: Snapshot, width: int) -> Line:
 
 
 def notice_lines(snapshot: Snapshot, agent_notice: str | None, width: int) -> list[Line]:
-    """Problems on the way from the driver to the screen, one sentence each."""
+    """Problems on the way from the driver to the screen, one sentence each.
+
+    Args:
+        agent_notice: what is wrong with the agent, as far as its process tells.
+    """
+    past = snapshot.past
+    agent = snapshot.agent
     notices = [text for text in (agent_notice, snapshot.problem, snapshot.unsent) if text]
     notices += past_notices(snapshot)
-    silent = driver_silence(snapshot)
-    agent = snapshot.agent
-    if agent is not None and agent.gpu_problem and snapshot.gpus and snapshot.past is None:
+    is_explained = bool(agent_notice or snapshot.problem) or (past is not None and past.gap is not None)
+    if past is None and snapshot.gpus and agent is not None and agent.gpu_problem:
         notices.append(agent.gpu_problem)
-        silent = None
-    is_explained = agent_notice or snapshot.problem or (snapshot.past is not None and snapshot.past.gap is not None)
-    if silent and not is_explained:
-        notices.append(silent)
+    elif not is_explained and (silence := driver_silence(snapshot)) is not None:
+        notices.append(silence)
     return [line for text in notices for line in warning_lines(text, width)]
 
 
@@ -121,24 +131,30 @@ def warning_lines(text: str, width: int) -> list[Line]:
 def driver_silence(snapshot: Snapshot) -> str | None:
     """A sentence if the newest samples are stale."""
     agent = snapshot.agent
-    if agent is not None and not snapshot.gpus and snapshot.past is None:
-        silent_for = snapshot.at - agent.heartbeat_at
-        if silent_for <= AGENT_SILENT_SECONDS + agent.interval_seconds:
+    if agent is None:
+        return None
+    patience = AGENT_SILENT_SECONDS + agent.interval_seconds
+    silent_for = snapshot.at - agent.heartbeat_at
+    is_agent_silent = silent_for > patience
+    if not snapshot.gpus and snapshot.past is None:
+        if not is_agent_silent:
             return None
         shown_of = dated_clock(agent.heartbeat_at, snapshot.at)
         return f"no news from the agent for {duration(silent_for)}; what is shown is of {shown_of}"
-    sampled = [gpu for gpu in snapshot.gpus if gpu.state in ("ok", "stale")]
-    if agent is None or not sampled or any(gpu.state == "ok" for gpu in sampled):
-        return None
-    newest = max((gpu.at for gpu in sampled if gpu.at is not None), default=None)
-    has_begun = snapshot.at - agent.started_at <= AGENT_SILENT_SECONDS + agent.interval_seconds
+    newest = _newest_stale_sample(snapshot.gpus)
+    has_begun = snapshot.at - agent.started_at <= patience
     if newest is None or has_begun:
         return None
+    subject = "no news from the agent" if is_agent_silent else "driver silent"
     last = dated_clock(newest, snapshot.at)
-    silence = f"{duration(snapshot.at - newest)}, last sample {last}; the values shown are of then"
-    if snapshot.at - agent.heartbeat_at > AGENT_SILENT_SECONDS + agent.interval_seconds:
-        return f"no news from the agent for {silence}"
-    return f"driver silent for {silence}"
+    return f"{subject} for {duration(snapshot.at - newest)}, last sample {last}; the values shown are of then"
+
+
+def _newest_stale_sample(gpus: Sequence[GpuView]) -> float | None:
+    """When the newest sample was taken, if all are stale; None if one is not, or none is known."""
+    if any(gpu.state == "ok" for gpu in gpus):
+        return None
+    return max((gpu.at for gpu in gpus if gpu.state == "stale" and gpu.at is not None), default=None)
 
 
 def gpu_figures(snapshot: Snapshot) -> list[list[Span]]:
@@ -259,13 +275,10 @@ def _load_style(value: float | None, limit: float) -> str:
 # --- alerts
 
 
-def _in_gibibytes(count_bytes: float | None) -> float | None:
-    if count_bytes is None:
+def _in_gibibytes(byte_count: float | None) -> float | None:
+    if byte_count is None:
         return None
-    return count_bytes / 2**30
-
-
-SEVEREST_FIRST = ("error", "warning", "info")
+    return byte_count / 2**30
 
 
 WATCHED: Mapping[str, tuple[str, Callable[[Any], float | None]]] = {
@@ -333,13 +346,15 @@ def alert_strip(snapshot: Snapshot, width: int, keys: KeyWords = NO_KEYS) -> Lin
             noun = "note" if severity == "info" else severity
             parts.append((f"{glyph} {count_of(count, noun)}  ", style))
     worst = news[0]
+    _, worst_style = SIGNS[worst.severity]
+    _, value_now = _watched(worst, snapshot)
     sentence = alert_words(worst, snapshot)
-    if _watched(worst, snapshot)[1] is None:
+    if value_now is None:
         sentence += f", since {dated_clock(worst.raised_at, now)}"
     quiet = len(snapshot.alerts) - len(news)
     end: list[Span] = []
-    if quiet and width >= 110:
+    if quiet and width >= _TIGHT:
         end.append((f"{quiet} acked or silenced  ", "dim"))
     if keys.get("alerts"):
         end += [(f" {keys['alerts']}", "key"), (" alerts ", "dim")]
-    return justify([*parts, (sentence, SIGNS[worst.severity][1])], end, width)
+    return justify([*parts, (sentence, worst_style)], end, width)

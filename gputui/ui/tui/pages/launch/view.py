@@ -18,15 +18,18 @@ from gputui.ui.tui.pages.launch.form import MORE, RUN_GROUP, Field, Form
 from gputui.ui.tui.pages.launch.plan import Plan
 from gputui.ui.views.snapshot import MachineState
 
-_STYLES = {"fail": "bad", "warn": "warn", "pass": "good"}
-_ALL_OF_IT = " … ^d shows all"
+WHOLE_HINTS = 100
+"""From this width on hints fit behind the values."""
 
 # Columns of the form, in cells.
 _LABEL_MOST = 24
 _VALUE_WIDTH = 18
 _VALUE_WIDTH_WIDE = 30
-WHOLE_HINTS = 100
-"""From this width on hints fit behind the values."""
+_NOTE_WIDTH = 10
+
+_CHECK_STYLES = {"fail": "bad", "warn": "warn", "pass": "good"}
+_GPU_STATE_WORDS = {"stale": "silent", "error": "unreadable"}
+_CUT_MARK = " … ^d shows all"
 
 
 class FormRoom(NamedTuple):
@@ -43,7 +46,12 @@ class FormRoom(NamedTuple):
 
 
 def form_listing(form: Form, key: str | None, room: FormRoom, *, is_fresh: bool) -> Listing[Field]:
-    """The visible fields below headings. While ``is_fresh``, typing replaces that of ``key``."""
+    """The visible fields below headings.
+
+    Args:
+        key: the field under the cursor.
+        is_fresh: whether typing replaces the value of that field.
+    """
     fields = form.visible(key, is_whole=room.is_whole)
     groups: dict[str, list[Field]] = {}
     for field in fields:
@@ -51,40 +59,48 @@ def form_listing(form: Form, key: str | None, room: FormRoom, *, is_fresh: bool)
         if room.has_headings and field.group != RUN_GROUP:
             heading = field.group
         groups.setdefault(heading, []).append(field)
-    label_width = min(_LABEL_MOST, max((cell_width(_label(form, field)) for field in fields), default=0))
+    longest = max((cell_width(_label(form, field)) for field in fields), default=0)
     value_width = _VALUE_WIDTH if room.width < WHOLE_HINTS else _VALUE_WIDTH_WIDE
-
-    def value(field: Field, width: int) -> list[Span]:
-        is_current = field.key == key
-        text = field.edit.text
-        if is_current and field.key != MORE and not (text and is_fresh):
-            return field.edit.spans(width)
-        style = "text"
-        if is_current and text:
-            style = "input"
-        elif field.is_changed:
-            style = "accent"
-        turns = " ←→" if is_current and field.choices else ""
-        return [(clip(field.mask(text), width - len(turns)), style), (turns, "key")]
 
     def label(field: Field, width: int) -> list[Span]:
         style = "label" if field.key == key else "text"
         return [(_label(form, field), style)]
 
+    def value(field: Field, width: int) -> list[Span]:
+        if field.key == key:
+            return _current_value(field, width, is_fresh=is_fresh)
+        style = "accent" if field.is_changed else "text"
+        return [(clip(field.mask(field.edit.text), width), style)]
+
     columns = [
-        Column("", label_width, label, gap=1),
+        Column("", min(_LABEL_MOST, longest), label, gap=1),
         Column("", value_width, value),
-        Column("", 10, lambda field, _: [_note(form, field)], grow=1),
+        Column("", _NOTE_WIDTH, lambda field, _: [_note(form, field)], grow=1),
     ]
-    empty = "Its file has a mistake."
-    return Listing(RUN_GROUP, columns, groups, lambda field: field.key, empty=empty)
+    return Listing(RUN_GROUP, columns, groups, lambda field: field.key, empty="Its file has a mistake.")
+
+
+def _current_value(field: Field, width: int, *, is_fresh: bool) -> list[Span]:
+    """The value of the field under the cursor: marked as a whole while typing replaces it, else with a text cursor."""
+    text = field.edit.text
+    is_replaced = is_fresh and bool(text)
+    if field.key != MORE and not is_replaced:
+        return field.edit.spans(width)
+    style = "text"
+    if text:
+        style = "input"
+    elif field.is_changed:
+        style = "accent"
+    arrows = " ←→" if field.choices else ""
+    return [(clip(field.mask(text), width - len(arrows)), style), (arrows, "key")]
 
 
 def _label(form: Form, field: Field) -> str:
     if field.key != MORE:
         return field.label
     arrow = "▾" if form.is_open else "→"
-    return f"{arrow} {count_of(sum(folded.is_folded for folded in form.fields), field.label)}"
+    folded_count = sum(folded.is_folded for folded in form.fields)
+    return f"{arrow} {count_of(folded_count, field.label)}"
 
 
 def _note(form: Form, field: Field) -> Span:
@@ -104,20 +120,25 @@ def _note(form: Form, field: Field) -> Span:
 
 def gpu_words(gpus: Sequence[GpuView], machine: MachineState) -> str:
     """The free GPUs, and who has the others: ``GPU 4: free, 80 GiB or more · GPUs 0–3: vit-1``."""
-    groups: dict[str, list[GpuView]] = {"free": []}
+    free: list[GpuView] = []
+    others: dict[str, list[GpuView]] = {}
     for gpu in gpus:
-        groups.setdefault(_gpu_state(gpu, machine), []).append(gpu)
-    parts = []
-    for state, members in groups.items():
-        if not members:
-            continue
-        noun = "GPU" if len(members) == 1 else "GPUs"
-        text = f"{noun} {index_ranges([gpu.index for gpu in members])}: {state}"
+        state = _gpu_state(gpu, machine)
         if state == "free":
-            least = min((gpu.memory_total_bytes or 0) - (gpu.memory_used_bytes or 0) for gpu in members)
-            text += f", {gibibytes(least, 0)} GiB or more"
-        parts.append(text)
+            free.append(gpu)
+        else:
+            others.setdefault(state, []).append(gpu)
+    parts = [f"{_numbered(members)}: {state}" for state, members in others.items()]
+    if free:
+        least = min((gpu.memory_total_bytes or 0) - (gpu.memory_used_bytes or 0) for gpu in free)
+        parts.insert(0, f"{_numbered(free)}: free, {gibibytes(least, 0)} GiB or more")
     return " · ".join(parts)
+
+
+def _numbered(gpus: Sequence[GpuView]) -> str:
+    """``GPU 4``, ``GPUs 0–3``."""
+    noun = "GPU" if len(gpus) == 1 else "GPUs"
+    return f"{noun} {index_ranges([gpu.index for gpu in gpus])}"
 
 
 def _gpu_state(gpu: GpuView, machine: MachineState) -> str:
@@ -125,33 +146,34 @@ def _gpu_state(gpu: GpuView, machine: MachineState) -> str:
     if gpu.uuid in machine.quarantined:
         return "in quarantine"
     if gpu.state != "ok":
-        return {"stale": "silent", "error": "unreadable"}.get(gpu.state, gpu.state)
-    if is_free(gpu) and gpu.uuid in machine.promised:
-        return f"promised to {clean(machine.promised[gpu.uuid])}"
+        return _GPU_STATE_WORDS.get(gpu.state, gpu.state)
     if is_free(gpu):
-        return "free"
+        run_id = machine.promised.get(gpu.uuid)
+        return "free" if run_id is None else f"promised to {clean(run_id)}"
+    if gpu.run_ids:
+        return ", ".join(gpu.run_ids)
     condition = condition_of(gpu)
     user = condition.broken or condition.occupied or condition.desktop or "no visible process"
-    return ", ".join(gpu.run_ids) or clean(user).removeprefix("is used by ").removeprefix("is ")
+    return clean(user).removeprefix("is used by ").removeprefix("is ")
 
 
 def check_lines(plan: Plan | None, gpus: str, width: int, height: int) -> list[Line]:
-    """Problems and warnings in full, the GPUs, then the passed checks: in full or by name."""
+    """Problems and warnings in full, the GPUs, then the passed checks: in full or by name.
+
+    Args:
+        plan: the newest plan; None while the first is made.
+        gpus: what `gpu_words` says.
+    """
     if plan is None:
         return fill_height([rule("CHECKS", width, "checking…")], width, height)
-    passed = [check for check in plan.checks if check.status == "pass" and check.name != "gpus"]
-    wrong = [check for status in ("fail", "warn") for check in plan.checks if check.status == status]
-    failures = len(plan.problems) + sum(check.status == "fail" for check in wrong)
-    warnings = sum(check.status == "warn" for check in wrong)
-    counts = [count_of(number, noun) for number, noun in ((failures, "problem"), (warnings, "warning")) if number]
-    lines = [rule("CHECKS", width, ", ".join(counts) or "✓ all passed")]
-    for problem in plan.problems:
-        lines += paragraph((" ✗ ", "bad"), problem, "text", width)
-    for check in wrong:
-        lines += _checked(check, width, "text")
+    lines = _open_checks(plan, width)
+    passed = []
     for check in plan.checks:
-        if check.name == "gpus" and check.status == "pass":
-            lines += _checked(check, width, "text") + paragraph(("   ", "dim"), gpus, "dim", width)
+        if check.status == "pass" and check.name == "gpus":
+            lines += _checked(check, width, "text")
+            lines += paragraph(("   ", "dim"), gpus, "dim", width)
+        elif check.status == "pass":
+            passed.append(check)
     in_detail = [line for check in passed for line in _checked(check, width, "dim")]
     if len(lines) + len(in_detail) <= height:
         lines += in_detail
@@ -159,22 +181,39 @@ def check_lines(plan: Plan | None, gpus: str, width: int, height: int) -> list[L
         names = ", ".join(check.name for check in passed)
         lines.append(fit_line([(" ✓ ", "good"), (names, "dim")], width))
     if len(lines) > height:
-        lines = [*lines[: height - 1], fit_line([("   … more with ^d", "dim")], width)]
+        lines[height - 1 :] = [fit_line([("   … more with ^d", "dim")], width)]
     return fill_height(lines, width, height)
 
 
+def _open_checks(plan: Plan, width: int) -> list[Line]:
+    """The heading with the number of problems and warnings, and each in full."""
+    failed = [check for check in plan.checks if check.status == "fail"]
+    warned = [check for check in plan.checks if check.status == "warn"]
+    counts = []
+    if plan.problems or failed:
+        counts.append(count_of(len(plan.problems) + len(failed), "problem"))
+    if warned:
+        counts.append(count_of(len(warned), "warning"))
+    lines = [rule("CHECKS", width, ", ".join(counts) or "✓ all passed")]
+    for problem in plan.problems:
+        lines += paragraph((" ✗ ", "bad"), problem, "text", width)
+    for check in (*failed, *warned):
+        lines += _checked(check, width, "text")
+    return lines
+
+
 def _checked(check: CheckResult, width: int, style: str) -> list[Line]:
+    """The lines of a check, its sign in its own colour."""
     text = clean(check.line)
-    return paragraph((f" {text[:2]}", _STYLES[check.status]), text[2:], style, width)
+    return paragraph((f" {text[:2]}", _CHECK_STYLES[check.status]), text[2:], style, width)
 
 
 def command_lines(plan: Plan | None, width: int, room: int) -> list[Line]:
     """The exact command below a heading, cut to ``room`` lines."""
-    parts: list[str] = []
+    texts = ["–"]
     if plan is not None:
-        parts = wrap(plan.command, width - 2)
-    if len(parts) > room:
-        last = clip(parts[room - 1], width - 1 - cell_width(_ALL_OF_IT), ellipsis="")
-        parts = [*parts[: room - 1], last + _ALL_OF_IT]
-    lines = [fit_line([(f" {part}", "text")], width) for part in parts or ["–"]]
-    return [rule("COMMAND", width), *lines]
+        texts = wrap(plan.command, width - 2) or texts
+    if len(texts) > room:
+        cut = clip(texts[room - 1], width - 1 - cell_width(_CUT_MARK), ellipsis="")
+        texts[room - 1 :] = [cut + _CUT_MARK]
+    return [rule("COMMAND", width), *(fit_line([(f" {text}", "text")], width) for text in texts)]
