@@ -109,7 +109,7 @@ def notice_lines(snapshot: Snapshot, agent_notice: str | None, width: int) -> li
     """Problems on the way from the driver to the screen, one sentence each.
 
     Args:
-        agent_notice: what is wrong with the agent, as far as its process tells.
+        agent_notice: a sentence about what is wrong with the agent; None if it runs.
     """
     past = snapshot.past
     agent = snapshot.agent

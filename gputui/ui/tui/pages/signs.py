@@ -9,7 +9,7 @@ from gputui.ui.tui.actions import Scope
 from gputui.ui.tui.layout.charts import MARKER_STYLES
 from gputui.ui.tui.layout.gpu_words import WAITING_FRACTION
 from gputui.ui.tui.layout.moments import TICKS
-from gputui.ui.tui.pages.gpu.page import STATES
+from gputui.ui.tui.pages.gpu.view import STATES
 from gputui.ui.tui.pages.overview.gpu_cells import FULL_PERCENT, LOAD_STEPS
 from gputui.ui.tui.pages.study.view import TRIAL_SIGNS
 from gputui.ui.views.words import PRUNED_SIGN, RUN_SIGNS, SIGNS, Sign

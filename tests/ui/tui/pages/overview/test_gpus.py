@@ -14,7 +14,7 @@ from gputui.ui.cli.gpus import gpu_user
 from gputui.ui.tui.actions.keymap import Keys
 from gputui.ui.tui.layout.gpu_words import gpu_row, health_spans, user_spans
 from gputui.ui.tui.layout.strips import gpu_figures
-from gputui.ui.tui.pages.gpu.page import fact_lines, pcie_words
+from gputui.ui.tui.pages.gpu.view import fact_lines, pcie_words
 from gputui.ui.tui.pages.overview.gpus import gpu_height, gpu_panel
 from tests.homes import NOW, Home
 from tests.stories import bad_night, many_gpus, overnight
