@@ -27,8 +27,7 @@ from gputui.studies.keys import Section
 from gputui.ui.tui.actions.keys import key_word
 from gputui.ui.tui.actions.table import ACTIONS as KEYS
 from gputui.ui.tui.pages.signs import PAGE_SIGNS
-from trainer.config.phases import RUN_WIDE
-from trainer.config.schema import Settings
+from trainer.config.schema import RUN_WIDE, Settings
 
 PAGES = Path(__file__).resolve().parent
 Row = tuple[str, ...]

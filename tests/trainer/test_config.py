@@ -16,8 +16,7 @@ from tests.trainer.running import ROOT
 from trainer import config
 from trainer.__main__ import main
 from trainer.config import Settings, from_arguments
-from trainer.config.phases import RUN_WIDE
-from trainer.config.schema import GROUPS, TASK_DEFAULTS
+from trainer.config.schema import GROUPS, RUN_WIDE, TASK_DEFAULTS
 from trainer.errors import SettingsError
 
 NUMBERS = {"a": 10, "b": 1e-5, "c": -3, "d": 0.5, "e": "1:30", "f": "2024-11-20", "g": True}

@@ -9,64 +9,50 @@ import bisect
 import itertools
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from pydantic import ValidationError
 
-from trainer.config.schema import SHAPE_SETTINGS, Settings, did_you_mean, first
+from trainer.config.schema import RUN_WIDE, Settings, did_you_mean, first
 from trainer.errors import SettingsError
-
-# What the weights and the order of the data depend on, and what is set up once for all phases.
-RUN_WIDE = frozenset(
-    (
-        *SHAPE_SETTINGS,
-        *("weights", "data", "data_dir", "tokenizer", "data_column", "label_column", "image_size", "synthetic_samples"),
-        *("phases", "phase", "seed", "deterministic", "device", "timeout", "start_timeout", "stop_timeout"),
-        *("expandable_segments", "memory_snapshot", "output_dir", "checkpoint_dir", "resume", "keep", "export"),
-        *("best_checkpoint", "best_metric", "inject", "metrics"),
-    )
-)
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")  # file names have it
 _SHARE = re.compile(r"x(\d+\.?\d*|\.\d+)")
+_SUM_TOLERANCE = 1e-3  # thirds as x0.333 add up to 0.999
 
 
-def unfold(settings: Settings, where: Callable[[int, str], str] = lambda index, key: "") -> tuple[Settings, ...]:
+class PhaseError(SettingsError):
+    """A phase that cannot be used; the message names it.
+
+    Attributes:
+        index: Index of the phase.
+        key: The phase's key that is wrong.
+    """
+
+    def __init__(self, settings: Settings, index: int, key: str, problem: str) -> None:
+        name = settings.phases[index].get("name") or index + 1
+        super().__init__(f"phase {name}: {problem}")
+        self.index = index
+        self.key = key
+
+
+def unfold(settings: Settings) -> tuple[Settings, ...]:
     """The settings of each phase in order, with its name and steps; the settings themselves if there are no phases.
 
-    Raises SettingsError naming the phase, after the place that `where` knows by its index and a key.
+    Raises PhaseError for the first phase that is wrong.
     """
     if not settings.phases:
         return (settings,)
-    names = [phase.get("name") for phase in settings.phases]
-
-    def wrong(index: int, key: str, text: str) -> SettingsError:
-        return SettingsError(f"{where(index, key)}phase {names[index] or index + 1}: {text}")
-
-    for index, name in enumerate(names):
-        if not isinstance(name, str) or not _NAME.fullmatch(name):
-            raise wrong(index, "name", "it needs a name of at most 100 letters, digits, dots and dashes")
-        if name in names[:index]:
-            raise wrong(index, "name", "another phase has this name already")
-    unfolded: list[Settings] = []
-    for index, steps in enumerate(_lengths(settings, wrong)):
-        changes: dict[str, Any] = {"phase": names[index], "phases": (), "steps": steps}
-        for key, value in settings.phases[index].items():
-            if key not in ("name", "steps"):
-                try:
-                    changes[key] = _value(settings, key, value)
-                except ValueError as error:
-                    raise wrong(index, key, str(error)) from None
-        try:
-            phase_settings = Settings.model_validate(settings.model_dump() | changes)
-        except ValidationError as error:
-            key, problem = first(error)
-            raise wrong(index, key, key + problem) from None
-        if unfolded and unfolded[-1].optimizer != phase_settings.optimizer and not phase_settings.reset_optimizer:
-            raise wrong(index, "optimizer", "another optimizer than before needs reset_optimizer: true")
-        unfolded.append(phase_settings)
-    return tuple(unfolded)
+    _check_names(settings)
+    phases: list[Settings] = []
+    for index, steps in enumerate(_lengths(settings)):
+        phase = _phase_settings(settings, index, steps)
+        if phases and phase.optimizer != phases[-1].optimizer and not phase.reset_optimizer:
+            problem = "another optimizer than before needs reset_optimizer: true"
+            raise PhaseError(settings, index, "optimizer", problem)
+        phases.append(phase)
+    return tuple(phases)
 
 
 def phase_at(phases: Sequence[Settings], step: int) -> tuple[int, int, int]:
@@ -76,49 +62,92 @@ def phase_at(phases: Sequence[Settings], step: int) -> tuple[int, int, int]:
     return index, ends[index] - phases[index].steps + 1, ends[index]
 
 
-def _lengths(settings: Settings, wrong: Callable[[int, str, str], SettingsError]) -> list[int]:
-    """The steps of each phase; of shares, whole numbers whose sum is exactly the run's."""
+def _check_names(settings: Settings) -> None:
+    names = [phase.get("name") for phase in settings.phases]
+    for index, name in enumerate(names):
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            problem = "it needs a name of at most 100 letters, digits, dots and dashes"
+            raise PhaseError(settings, index, "name", problem)
+        if name in names[:index]:
+            raise PhaseError(settings, index, "name", "another phase has this name already")
+
+
+def _lengths(settings: Settings) -> Sequence[int]:
+    """The steps of each phase: numbers in all of them, or shares of the run's in all of them."""
     steps_of_phases: list[Any] = [phase.get("steps") for phase in settings.phases]
     shares = [share for share in map(_share, steps_of_phases) if share is not None]
-    if len(shares) < len(steps_of_phases):
-        for index, steps in enumerate(steps_of_phases):
-            if type(steps) is not int or steps < 1:
-                text = f"steps must be a number of at least 1, or a share such as x0.5 in every phase; got {steps!r}"
-                raise wrong(index, "steps", text)
-        return steps_of_phases
+    if len(shares) == len(steps_of_phases):
+        return _lengths_of_shares(settings, shares)
+    for index, steps in enumerate(steps_of_phases):
+        if type(steps) is not int or steps < 1:
+            problem = f"steps must be a number of at least 1, or a share such as x0.5 in every phase; got {steps!r}"
+            raise PhaseError(settings, index, "steps", problem)
+    return steps_of_phases
+
+
+def _lengths_of_shares(settings: Settings, shares: Sequence[float]) -> Sequence[int]:
+    """Whole numbers whose sum is exactly the run's steps: the ends of phases are rounded, not their lengths."""
     total = math.fsum(shares)
-    if abs(total - 1) > 1e-3:
-        raise wrong(0, "steps", f"the shares of the steps of all phases must add up to 1, got {total:g}")
-    ends = [0, *(round(settings.steps * part / total) for part in itertools.accumulate(shares))]
-    ends[-1] = settings.steps
-    lengths = [end - begin for begin, end in itertools.pairwise(ends)]
-    if min(lengths) < 1:
-        text = f"there are too few steps for its share, {settings.steps} in all"
-        raise wrong(lengths.index(min(lengths)), "steps", text)
+    if abs(total - 1) > _SUM_TOLERANCE:
+        problem = f"the shares of the steps of all phases must add up to 1, got {total:g}"
+        raise PhaseError(settings, 0, "steps", problem)
+    inner_ends = [round(settings.steps * part / total) for part in itertools.accumulate(shares[:-1])]
+    lengths = [end - begin for begin, end in itertools.pairwise([0, *inner_ends, settings.steps])]
+    shortest = min(lengths)
+    if shortest < 1:
+        problem = f"there are too few steps for its share, {settings.steps} in all"
+        raise PhaseError(settings, lengths.index(shortest), "steps", problem)
     return lengths
 
 
-def _value(settings: Settings, key: str, value: Any) -> Any:
-    """The value of a setting in a phase. Raises ValueError with the rest of the message."""
+def _phase_settings(settings: Settings, index: int, steps: int) -> Settings:
+    """The complete settings of a phase."""
+    phase = settings.phases[index]
+    overrides = {key: _override(settings, index, key) for key in phase if key not in ("name", "steps")}
+    changes = {"phase": phase["name"], "phases": (), "steps": steps, **overrides}
+    try:
+        return Settings.model_validate(settings.model_dump() | changes)
+    except ValidationError as error:
+        key, problem = first(error)
+        raise PhaseError(settings, index, key, key + problem) from None
+
+
+def _override(settings: Settings, index: int, key: str) -> Any:
+    """A phase's value of a setting; of a share the number that it stands for."""
     if key not in Settings.model_fields:
-        raise ValueError(f"unknown setting {key}{did_you_mean(key)}")
+        raise PhaseError(settings, index, key, f"unknown setting {key}{did_you_mean(key)}")
     if key in RUN_WIDE:
-        raise ValueError(f"{key} is the same for the whole run and cannot be set in a phase")
+        problem = f"{key} is the same for the whole run and cannot be set in a phase"
+        raise PhaseError(settings, index, key, problem)
+    value = settings.phases[index][key]
     share = _share(value)
-    of_run = getattr(settings, key)
     if share is None:
         return value
-    if isinstance(of_run, bool) or not isinstance(of_run, int | float):
-        raise ValueError(f"{key} {value} is a share of a number, but the run's own is {of_run}")
-    if isinstance(of_run, float):
-        return share * of_run
-    # The batch size, which may be a word, has its limit elsewhere.
-    limits = [limit.ge for limit in Settings.model_fields[key].metadata if hasattr(limit, "ge")]
-    return max(max(limits, default=1), math.floor(share * of_run + 0.5))
+    run_value = getattr(settings, key)
+    if isinstance(run_value, bool) or not isinstance(run_value, int | float):
+        problem = f"{key} {value} is a share of a number, but the run's own is {run_value}"
+        raise PhaseError(settings, index, key, problem)
+    return _share_of(key, run_value, share)
+
+
+def _share_of(key: str, run_value: int | float, share: float) -> int | float:
+    """A share of a setting's number; of a whole number the nearest whole one that the setting allows."""
+    if isinstance(run_value, float):
+        return share * run_value
+    nearest = math.floor(share * run_value + 0.5)
+    return max(_least(key), nearest)
+
+
+def _least(key: str) -> int:
+    """The least value of a setting that is a whole number."""
+    if key == "batch_size":
+        return 1  # the schema has its limit elsewhere, as it may also be a word
+    return next(int(limit.ge) for limit in Settings.model_fields[key].metadata if hasattr(limit, "ge"))
 
 
 def _share(value: Any) -> float | None:
+    """The number of a share such as ``x0.5``; None for any other value."""
     match = _SHARE.fullmatch(value) if isinstance(value, str) else None
-    if match:
-        return float(match[1])
-    return None
+    if match is None:
+        return None
+    return float(match[1])

@@ -6,9 +6,10 @@ Classes only group settings for help and documentation: flags, keys of files, ph
 from __future__ import annotations
 
 import difflib
+import enum
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
@@ -23,6 +24,18 @@ Parallel = Literal["ddp", "data_parallel", "zero1", "fsdp"]
 Recompute = Literal["none", "selective", "operations", "full"]
 BatchSize = Annotated[int, Field(ge=1)] | Literal["auto"]
 Shares = dict[str, Annotated[float, Field(gt=0)]]
+
+
+class Scope(enum.Enum):
+    """Why a setting has one value for a whole run; settings without a scope may differ between phases."""
+
+    RUN = enum.auto()  # it is set up once, or decides the order of the data
+    SHAPE = enum.auto()  # weights depend on it: those of a checkpoint with another value cannot be loaded
+
+
+T = TypeVar("T")
+RunWide = Annotated[T, Scope.RUN]
+Shape = Annotated[T, Scope.SHAPE]
 
 _LATER = Path()  # a path that depends on the task and the environment
 _TEXTS: dict[str, Any] = {"type": ["string", "array"]}
@@ -44,19 +57,23 @@ class _Group(BaseModel):
 class RunSettings(_Group):
     """The task, its length, and the folder of its files"""
 
-    task: Task = Field("classify", description="what to train")
+    task: Shape[Task] = Field("classify", description="what to train")
     steps: int = Field(300, ge=1, description="optimizer steps of the whole run")
-    phases: tuple[dict[str, Any], ...] = Field((), description="parts of the run with settings of their own")
-    phase: str = Field("", description="name of the phase these settings belong to; set by the trainer")
-    seed: int = Field(0, ge=0, le=2**63 - 1, description="of weights, data order, augmentation and dropout")
-    deterministic: bool = Field(True, description="same seed, same result; slower on GPUs")
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: one GPU per rank if available")
-    timeout: float = Field(600.0, gt=0, description="seconds to wait for other ranks or a checkpoint")
-    start_timeout: float = Field(600.0, gt=0, description="the same until a phase's first step, if longer")
+    phases: RunWide[tuple[dict[str, Any], ...]] = Field((), description="parts of the run with settings of their own")
+    phase: RunWide[str] = Field("", description="name of the phase these settings belong to; set by the trainer")
+    seed: RunWide[int] = Field(0, ge=0, le=2**63 - 1, description="of weights, data order, augmentation and dropout")
+    deterministic: RunWide[bool] = Field(True, description="same seed, same result; slower on GPUs")
+    device: RunWide[Literal["auto", "cpu", "cuda"]] = Field("auto", description="auto: one GPU per rank if available")
+    timeout: RunWide[float] = Field(600.0, gt=0, description="seconds to wait for other ranks or a checkpoint")
+    start_timeout: RunWide[float] = Field(600.0, gt=0, description="the same until a phase's first step, if longer")
     # Just less than torchrun waits before it kills.
-    stop_timeout: float = Field(25.0, gt=0, description="seconds of a step after a stop (5/6 of $GPUTUI_GRACE)")
-    output_dir: Path = Field(_LATER, description="default: $GPUTUI_RUN_DIR, else runs/TASK")
-    inject: tuple[str, ...] = Field((), description="faults on purpose, such as oom@step=40", json_schema_extra=_TEXTS)
+    stop_timeout: RunWide[float] = Field(
+        25.0, gt=0, description="seconds of a step after a stop (5/6 of $GPUTUI_GRACE)"
+    )
+    output_dir: RunWide[Path] = Field(_LATER, description="default: $GPUTUI_RUN_DIR, else runs/TASK")
+    inject: RunWide[tuple[str, ...]] = Field(
+        (), description="faults on purpose, such as oom@step=40", json_schema_extra=_TEXTS
+    )
 
     @field_validator("inject", mode="before")
     @classmethod
@@ -70,17 +87,21 @@ class RunSettings(_Group):
 class ModelSettings(_Group):
     """The network"""
 
-    model: str = Field(
+    model: Shape[str] = Field(
         "auto",
         description="a name, config.json, or package.module:function; auto: cnn (images), bytes (lm), bert-tiny (mlm)",
     )
-    model_options: dict[str, Any] = Field({}, description="keys of its configuration, or the function's arguments")
-    weights: Path | None = Field(None, description="folder with model.safetensors to start from")
-    width: int = Field(16, ge=8, multiple_of=8, description="cnn: channels; bytes: embedding size, a multiple of 32")
-    depth: int = Field(2, ge=1, description="cnn, bytes: residual blocks")
+    model_options: Shape[dict[str, Any]] = Field(
+        {}, description="keys of its configuration, or the function's arguments"
+    )
+    weights: RunWide[Path | None] = Field(None, description="folder with model.safetensors to start from")
+    width: Shape[int] = Field(
+        16, ge=8, multiple_of=8, description="cnn: channels; bytes: embedding size, a multiple of 32"
+    )
+    depth: Shape[int] = Field(2, ge=1, description="cnn, bytes: residual blocks")
     dropout: float = Field(0.1, ge=0, le=0.9, description="share of activations dropped (ResNets: none)")
-    context: int = Field(128, ge=8, description="tokens that a language model sees")
-    embedding_size: int = Field(64, ge=2, description="contrastive: size of the compared vectors")
+    context: Shape[int] = Field(128, ge=8, description="tokens that a language model sees")
+    embedding_size: Shape[int] = Field(64, ge=2, description="contrastive: size of the compared vectors")
     temperature: float = Field(0.1, gt=0, description="contrastive: divisor of similarities")
     hard_negatives: int = Field(0, ge=0, description="contrastive: compare with so many most similar; 0: all")
     mask_probability: float = Field(0.15, gt=0, lt=1, description="mlm: share of masked tokens")
@@ -90,14 +111,14 @@ class ModelSettings(_Group):
 class DataSettings(_Group):
     """The data and how it is read"""
 
-    data: DataSource = Field("auto", description="auto: digits or stdlib")
-    data_dir: Path | None = Field(None, description="folder of the data (gputui help trainer)")
-    tokenizer: Path | None = Field(None, description="documents: a Hugging Face tokenizer's folder")
-    data_column: str = Field("", description="parquet: column of the data; default: by type")
-    label_column: str = Field("label", description="parquet: the column with the class")
-    image_size: int = Field(0, ge=0, description="pixels a side after resizing; 0: as they are")
+    data: RunWide[DataSource] = Field("auto", description="auto: digits or stdlib")
+    data_dir: RunWide[Path | None] = Field(None, description="folder of the data (gputui help trainer)")
+    tokenizer: RunWide[Path | None] = Field(None, description="documents: a Hugging Face tokenizer's folder")
+    data_column: RunWide[str] = Field("", description="parquet: column of the data; default: by type")
+    label_column: RunWide[str] = Field("label", description="parquet: the column with the class")
+    image_size: RunWide[int] = Field(0, ge=0, description="pixels a side after resizing; 0: as they are")
     augment: bool = Field(False, description="random crops and flips of training images")
-    synthetic_samples: int = Field(4096, ge=2, description="synthetic: samples in the training set")
+    synthetic_samples: RunWide[int] = Field(4096, ge=2, description="synthetic: samples in the training set")
     num_workers: int = Field(0, ge=0, description="processes per rank that read ahead; 0: none")
     prefetch: int = Field(2, ge=1, description="batches that each worker reads ahead")
     pin_memory: bool = Field(True, description="CUDA: batches wait in page-locked memory")
@@ -147,9 +168,11 @@ class PrecisionSettings(_Group):
         description="recompute in backward: selective (every other block), operations (the cheap ones), full",
     )
     loss_chunk: int = Field(0, ge=0, description="lm: tokens whose loss is computed at once; 0: all")
-    memory_snapshot: bool = Field(False, description="CUDA: if memory runs out, allocations go to OUTPUT_DIR/evidence")
+    memory_snapshot: RunWide[bool] = Field(
+        False, description="CUDA: if memory runs out, allocations go to OUTPUT_DIR/evidence"
+    )
     memory_fraction: float = Field(1.0, gt=0, le=1, description="share of the GPU's memory to use")
-    expandable_segments: bool = Field(False, description="CUDA's allocator: against fragmentation")
+    expandable_segments: RunWide[bool] = Field(False, description="CUDA's allocator: against fragmentation")
     compile: Literal["off", "default", "reduce-overhead", "max-autotune"] = Field(
         "off", description="torch.compile's mode"
     )
@@ -193,22 +216,26 @@ class OptimizerSettings(_Group):
 class CheckpointSettings(_Group):
     """Checkpoints and resuming"""
 
-    checkpoint_dir: Path = Field(_LATER, description="default: OUTPUT_DIR/checkpoints")
+    checkpoint_dir: RunWide[Path] = Field(_LATER, description="default: OUTPUT_DIR/checkpoints")
     checkpoint_every: int = Field(50, ge=0, description="steps between checkpoints; 0: only at the end")
     epoch_checkpoints: bool = Field(False, description="also save every epoch")
-    best_checkpoint: bool = Field(False, description="also keep best_model.pt")
-    best_metric: str = Field("val/loss", description="the metric of the best; loss, perplexity: the lowest")
-    keep: int = Field(3, ge=1, description="newest checkpoints to keep")
+    best_checkpoint: RunWide[bool] = Field(False, description="also keep best_model.pt")
+    best_metric: RunWide[str] = Field("val/loss", description="the metric of the best; loss, perplexity: the lowest")
+    keep: RunWide[int] = Field(3, ge=1, description="newest checkpoints to keep")
     async_checkpoints: bool = Field(False, description="write checkpoints in the background")
     sharded_checkpoints: bool = Field(False, description="fsdp: every rank writes its own part")
-    export: Literal["none", "last", "ema", "best"] = Field("none", description="weights for OUTPUT_DIR/hf at the end")
-    resume: str = Field("", description="checkpoint, auto (newest valid) or none; default: $GPUTUI_CHECKPOINT, none")
+    export: RunWide[Literal["none", "last", "ema", "best"]] = Field(
+        "none", description="weights for OUTPUT_DIR/hf at the end"
+    )
+    resume: RunWide[str] = Field(
+        "", description="checkpoint, auto (newest valid) or none; default: $GPUTUI_CHECKPOINT, none"
+    )
 
 
 class TelemetrySettings(_Group):
     """Metrics, logs and traces"""
 
-    metrics: Path = Field(_LATER, description="default: $GPUTUI_METRICS, else OUTPUT_DIR/metrics.jsonl")
+    metrics: RunWide[Path] = Field(_LATER, description="default: $GPUTUI_METRICS, else OUTPUT_DIR/metrics.jsonl")
     log_every: int = Field(10, ge=1, description="steps between lines on standard output")
     rank_metrics_every: int = Field(10, ge=0, description="steps between timings of further ranks; 0: none")
     validate_every: int = Field(50, ge=0, description="steps between validations; 0: only at the end")
@@ -319,8 +346,10 @@ class Settings(
 # In the order in which people read them.
 GROUPS: tuple[type[BaseModel], ...] = Settings.__bases__[::-1]
 
-# Settings that a checkpoint's weights depend on: another value cannot load them.
-SHAPE_SETTINGS = ("task", "model", "model_options", "width", "depth", "context", "embedding_size")
+SHAPE_SETTINGS = tuple(name for name, setting in Settings.model_fields.items() if Scope.SHAPE in setting.metadata)
+RUN_WIDE = frozenset(
+    name for name, setting in Settings.model_fields.items() if any(isinstance(mark, Scope) for mark in setting.metadata)
+)
 
 # Words for kinds of values that pydantic names otherwise.
 _KINDS = {"dict_type": "should be name: value", "tuple_type": "should be a list", "path_type": "should be a path"}

@@ -15,8 +15,18 @@ from typing import Any, Literal, NoReturn, get_args
 import yaml
 from pydantic import ValidationError
 
-from trainer.config.phases import RUN_WIDE, unfold
-from trainer.config.schema import GROUPS, SWITCHES, TASK_DEFAULTS, BatchSize, Settings, did_you_mean, first, flag
+from trainer.config.phases import PhaseError, unfold
+from trainer.config.schema import (
+    GROUPS,
+    RUN_WIDE,
+    SWITCHES,
+    TASK_DEFAULTS,
+    BatchSize,
+    Settings,
+    did_you_mean,
+    first,
+    flag,
+)
 from trainer.errors import SettingsError
 
 # Environment variables that set anything; the GPUTUI_ ones of a supervisor only fill in what nothing else gives.
@@ -150,7 +160,10 @@ def _complete(sources: _Sources, environment: Mapping[str, str]) -> Settings:
         name, problem = first(error)
         place = sources.place(name) if name in values else flag(name)
         raise SettingsError(f"{place}{problem}") from None
-    steps = sum(phase.steps for phase in unfold(settings, lambda *keys: f"{sources.place('phases', *keys)}: "))
+    try:
+        steps = sum(phase.steps for phase in unfold(settings))
+    except PhaseError as error:
+        raise SettingsError(f"{sources.place('phases', error.index, error.key)}: {error}") from None
     if "steps" in values and settings.steps != steps:
         raise SettingsError(
             f"{sources.place('steps')} is {settings.steps}, but the steps of the phases add up to {steps}: leave it"
