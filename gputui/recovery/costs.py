@@ -73,41 +73,42 @@ def costs_of(
     if not incidents:
         return {}
     went_on = resumptions(attempts, lines)
-    is_at_least = lines.come_with_checkpoints()
+    come_with_checkpoints = lines.come_with_checkpoints()
     stopped = {row.incident_id for row in decisions if row.verdict == "stop"}
     given_up = {row.attempt for row in incidents if row.incident_id in stopped}
-    failed = {row.attempt for row in incidents}
-    first = {row.attempt: row for row in sorted(incidents, key=lambda row: -row.incident_id)}
+    first_incidents = {row.attempt: row for row in sorted(incidents, key=lambda row: -row.incident_id)}
     ordered = sorted(attempts, key=lambda row: row.number)
     by_id: dict[int, Cost] = {}
     for index, attempt in enumerate(ordered):
-        incident = first.get(attempt.number)
+        incident = first_incidents.get(attempt.number)
         if incident is None:
             continue
         later = ordered[index + 1 :]
-        following = later[0] if later else None
+        following = next(iter(later), None)
         # A person's start after a stop inherits nothing.
         heirs = (row for row in later if row.first_step is not None or row.number in given_up)
         heir = next(heirs, following)
         kept_step = None
-        is_least = is_at_least
-        is_about = False
+        continuation = None
         if heir is not None:
             continuation = went_on.get(heir.number)
             kept_step = _last_kept_step(heir, continuation, start_is_chosen_there)
-            # Its first line may be several steps after what it loaded.
-            is_least = is_at_least or continuation == "unaided"
-            is_about = kept_step == heir.resumed_step and _is_inferred(heir)
         cost = _cost(
             attempt,
             following,
             kept_step,
             lines,
             is_stopped=incident.incident_id in stopped,
-            had_predecessor=attempt.number - 1 in failed,
+            had_predecessor=attempt.number - 1 in first_incidents,
         )
-        is_known = cost.lost_steps is not None
-        by_id[incident.incident_id] = replace(cost, is_at_least=is_least and is_known, is_about=is_about and is_known)
+        if cost.lost_steps is not None:
+            cost = replace(
+                cost,
+                # The first line of one that was unaided may be several steps after what it loaded.
+                is_at_least=come_with_checkpoints or continuation == "unaided",
+                is_about=heir is not None and kept_step == heir.resumed_step and _is_inferred(heir),
+            )
+        by_id[incident.incident_id] = cost
     return by_id
 
 
@@ -130,20 +131,30 @@ def total(summands: Iterable[Cost]) -> Cost | None:
 def in_words(cost: Cost) -> str:
     """``9 steps, 13 s and 0.02 GPU-hours``; "" if nothing is known."""
     parts = []
-    if cost.is_at_least and not cost.lost_steps:
-        parts.append("an unknown number of steps")
-    elif cost.lost_steps is not None:
-        about = ""
-        if cost.is_at_least:
-            about = "at least "
-        elif cost.is_about:
-            about = "about "
-        parts.append(about + count_of(cost.lost_steps, "step"))
+    steps = _steps_in_words(cost)
+    if steps is not None:
+        parts.append(steps)
     if cost.lost_seconds is not None:
         parts.append(duration(cost.lost_seconds))
     if cost.lost_gpu_hours:
         parts.append(f"{gpu_hours(cost.lost_gpu_hours)} GPU-hours")
-    return " and ".join(part for part in (", ".join(parts[:-1]), *parts[-1:]) if part)
+    if len(parts) < 2:
+        return "".join(parts)
+    *first_parts, last_part = parts
+    return f"{', '.join(first_parts)} and {last_part}"
+
+
+def _steps_in_words(cost: Cost) -> str | None:
+    if cost.is_at_least and not cost.lost_steps:
+        return "an unknown number of steps"
+    if cost.lost_steps is None:
+        return None
+    steps = count_of(cost.lost_steps, "step")
+    if cost.is_at_least:
+        return f"at least {steps}"
+    if cost.is_about:
+        return f"about {steps}"
+    return steps
 
 
 def _cost(
@@ -170,9 +181,8 @@ def _cost(
     begin = _lost_since(attempt, kept_step, lines, had_predecessor)
     end = _first_step_at(following, lines)
     if end is None and following.state == "succeeded":
-        return Cost(
-            lost_steps=None, lost_seconds=None, lost_gpu_hours=None
-        )  # it worked without steps: where it went on cannot be seen
+        # It worked without steps: where it went on cannot be seen.
+        return Cost(lost_steps=None, lost_seconds=None, lost_gpu_hours=None)
     if end is None:
         end = following.ended_at
     if begin is None or end is None:
@@ -194,9 +204,9 @@ def _lost_steps(attempt: Attempt, kept_step: int | None, lines: StepLines) -> in
     steps = None
     if attempt.last_step is not None and kept_step is not None:
         steps = max(0, attempt.last_step - kept_step)
-    first = attempt.first_step
-    start_again = not steps and first is not None and lines.repeats(attempt.number, first)
-    if start_again:
+    if steps or attempt.first_step is None:
+        return steps
+    if lines.repeats(attempt.number, attempt.first_step):
         return None
     return steps
 
@@ -230,21 +240,20 @@ def _last_kept_step(heir: Attempt, went_on: Resumption | None, is_chosen_there: 
     A checkpoint named 40 contains 40 steps. If the next attempt's first step is 40 too, steps count
     from 0, and the last kept one is 39.
     """
-    first = heir.first_step
-    resumed = heir.resumed_step
-    is_unclear = is_chosen_there and heir.started_at is None
+    before_first = None
+    if heir.first_step is not None:
+        before_first = heir.first_step - 1
     if went_on == "uncertain":
         return None
-    if went_on in ("earlier", "unaided") and first is not None:
-        return first - 1
-    if went_on == "beginning" or (heir.resumed_from is None and not is_unclear):
+    if went_on in ("earlier", "unaided") and before_first is not None:
+        return before_first
+    is_chosen_later = is_chosen_there and heir.started_at is None
+    was_given_none = heir.resumed_from is None and not is_chosen_later
+    resumed = heir.resumed_step
+    if went_on == "beginning" or was_given_none:
         resumed = 0
-    if resumed is None:
-        if first is None:
-            return None
-        return first - 1
-    if first == resumed:
-        return resumed - 1
+    if resumed is None or heir.first_step == resumed:
+        return before_first
     return resumed
 
 

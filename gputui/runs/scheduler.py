@@ -9,7 +9,7 @@ import re
 import sqlite3
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -54,19 +54,34 @@ def why_not_yet(connection: sqlite3.Connection, run: Run, now: float) -> str | N
     spec = spec_of(run)
     for run_id in (*spec.after, *spec.after_any):
         predecessor = get_run(connection, run_id)
-        is_over = predecessor is None or predecessor.state.is_over
-        if run_id in spec.after_any and not is_over:
-            return f"waits for {run_id} to end"
-        if run_id in spec.after and not is_over:
-            return f"waits for {run_id} to succeed"
-        state = "was removed" if predecessor is None else predecessor.state
-        if run_id in spec.after and state is not RunState.SUCCEEDED:
-            return f"waits for {run_id}, which {state}; stop it to end the wait"
+        must_end = run_id in spec.after_any
+        must_succeed = run_id in spec.after
+        reason = _wait_for_predecessor(run_id, predecessor, must_end=must_end, must_succeed=must_succeed)
+        if reason is not None:
+            return reason
     if spec.begin_at is None or now >= spec.begin_at:
         return None
-    begin = time.localtime(spec.begin_at)
+    return _wait_until(spec.begin_at, now)
+
+
+def _wait_for_predecessor(run_id: str, predecessor: Run | None, *, must_end: bool, must_succeed: bool) -> str | None:
+    """The reason why a run waits for the run ``run_id``, which is None if it was removed; None if it does not."""
+    is_over = predecessor is None or predecessor.state.is_over
+    if must_end and not is_over:
+        return f"waits for {run_id} to end"
+    if must_succeed and not is_over:
+        return f"waits for {run_id} to succeed"
+    state = "was removed" if predecessor is None else predecessor.state
+    if must_succeed and state is not RunState.SUCCEEDED:
+        return f"waits for {run_id}, which {state}; stop it to end the wait"
+    return None
+
+
+def _wait_until(begin_at: float, now: float) -> str:
+    """``begins at 14:30``, with the day unless it is today."""
+    begin = time.localtime(begin_at)
     today = time.localtime(now)
-    if begin[:3] == today[:3]:
+    if (begin.tm_year, begin.tm_yday) == (today.tm_year, today.tm_yday):
         return time.strftime("begins at %H:%M", begin)
     return time.strftime("begins on %d %b at %H:%M", begin)
 
@@ -192,31 +207,56 @@ def schedule(
         share_of: the number of runs that may use a GPU at a time.
     """
     outcomes: list[Start | Wait] = []
-    promised: dict[str, str] = {}
     pool = _GpuPool(gpus or (), share_of)
+    promised_to: dict[str, str] = {}  # by GPU, the first run that gets it or waits for it
     for run in sorted(waiting.runs, key=lambda run: not pool.has_lease_of(run)):
-        outcome: Start | Wait
-        if waiting.is_paused and not is_recovering(run):
-            outcome = Wait(run, PAUSED)
-        elif (reason := waiting.not_yet.get(run.run_id)) is not None:
-            outcome = Wait(run, reason)
-        elif not places_gpus(run):
-            outcome = Start(run, ())
-        elif gpus_wanted(run) and gpus is None:
-            outcome = Wait(run, "waits for the first look at the GPUs")
-        elif gpus_wanted(run):
-            outcome = _place_on_gpus(run, pool, promised)
-            uuids = outcome.uuids if isinstance(outcome, Start) else outcome.promised
-            promised |= {uuid: run.run_id for uuid in uuids if uuid not in promised}
-        elif not cpu_running or cpu_running + spec_of(run).nproc <= cpu_limit:
-            outcome = Start(run, ())
-            cpu_running += spec_of(run).nproc
-        else:
-            limit_text = f"{cpu_limit} ranks of runs without GPUs run at a time on this machine"
-            outcome = Wait(run, f"waits: {limit_text}")
-            cpu_running = cpu_limit
+        outcome = _decide_beforehand(run, waiting, places_gpus=places_gpus, are_gpus_known=gpus is not None)
+        if outcome is None and gpus_wanted(run):
+            outcome = _place_on_gpus(run, pool, promised_to)
+            for uuid in _uuids_of(outcome):
+                promised_to.setdefault(uuid, run.run_id)
+        elif outcome is None:
+            outcome = _place_on_cpu(run, cpu_limit, cpu_running)
+            if isinstance(outcome, Start):
+                cpu_running += spec_of(run).nproc
+            else:
+                cpu_running = cpu_limit  # it holds back later ones
         outcomes.append(outcome)
     return outcomes
+
+
+def _decide_beforehand(
+    run: Run, waiting: WaitingRuns, *, places_gpus: Callable[[Run], bool], are_gpus_known: bool
+) -> Start | Wait | None:
+    """Decide for a run whatever is free on this machine; None if that matters.
+
+    Args:
+        places_gpus: as for `schedule`.
+        are_gpus_known: the sampler has reported.
+    """
+    if waiting.is_paused and not is_recovering(run):
+        return Wait(run, PAUSED)
+    if run.run_id in waiting.not_yet:
+        return Wait(run, waiting.not_yet[run.run_id])
+    if not places_gpus(run):
+        return Start(run, ())
+    if gpus_wanted(run) and not are_gpus_known:
+        return Wait(run, "waits for the first look at the GPUs")
+    return None
+
+
+def _place_on_cpu(run: Run, cpu_limit: int, cpu_running: int) -> Start | Wait:
+    """Decide for one run without GPUs; the numbers are of ranks, as for `schedule`."""
+    if not cpu_running or cpu_running + spec_of(run).nproc <= cpu_limit:
+        return Start(run, ())
+    return Wait(run, f"waits: {cpu_limit} ranks of runs without GPUs run at a time on this machine")
+
+
+def _uuids_of(outcome: Start | Wait) -> Iterable[str]:
+    """The GPUs that a run gets now or is promised."""
+    if isinstance(outcome, Start):
+        return outcome.uuids
+    return outcome.promised
 
 
 class _GpuPool(NamedTuple):
@@ -232,10 +272,10 @@ class _GpuPool(NamedTuple):
         is_of_group = gpu.shared_by is not None and gpu.shared_by == (spec.study_id or "")
         if not others or not is_of_group or len(others) >= self.share_of(run, gpu):
             return others
-        has_room = sum(gpu.shares.get(holder, 1.0) for holder in others) + spec.gpus.share <= 1 + _ROUNDING
-        if has_room:
-            return []
-        return others
+        used_share = sum(gpu.shares.get(holder, 1.0) for holder in others)
+        if used_share + spec.gpus.share > 1 + _ROUNDING:
+            return others
+        return []
 
     def has_lease_of(self, run: Run) -> bool:
         return any(not self.others_on(gpu, run) for gpu in self.held_by(run))
@@ -247,9 +287,10 @@ class _GpuPool(NamedTuple):
         """The reason why the run cannot start on a GPU now; None if it can."""
         if gpu.blocked_by is not None:
             return gpu.blocked_by
-        if others := self.others_on(gpu, run):
-            if len(others) == 1:
-                return f"is used by {others[0]}"
+        others = self.others_on(gpu, run)
+        if len(others) == 1:
+            return f"is used by {others[0]}"
+        if others:
             noun = "trials" if gpu.shared_by else "runs"
             return f"is shared by {len(others)} {noun}"
         request = spec_of(run).gpus
@@ -261,36 +302,64 @@ class _GpuPool(NamedTuple):
         return None
 
 
-def _place_on_gpus(run: Run, pool: _GpuPool, promised_gpus: Mapping[str, str]) -> Start | Wait:
-    """Decide for one run that needs GPUs. ``promised_gpus`` are those that earlier runs get or wait for."""
+def _place_on_gpus(run: Run, pool: _GpuPool, promised_to: Mapping[str, str]) -> Start | Wait:
+    """Decide for one run that needs GPUs.
+
+    ``promised_to`` has the run that each promised GPU is promised to, by UUID.
+    """
     gpu_count = gpus_wanted(run)
     held_gpus = pool.held_by(run)
-    listed_uuids = spec_of(run).gpus.uuids
-    others = [gpu for gpu in pool.gpus if gpu not in held_gpus and (not listed_uuids or gpu.uuid in listed_uuids)]
-    candidates = held_gpus + others
-    blocks = {gpu.uuid: pool.blocked_by(gpu, run) for gpu in candidates}
-    for uuid in blocks.keys() & promised_gpus.keys():
-        blocks[uuid] = blocks[uuid] or f"is promised to {promised_gpus[uuid]}"
-    # Prefer unused GPUs to shared ones, those that few share, and cool and healthy ones; for a part of
-    # one, those with more free memory, in GiB, since a run that has just started holds none yet.
-    takes_part = spec_of(run).gpus.share < 1 and spec_of(run).study_id is None
-
-    def preference(gpu: GpuAvailability) -> tuple[int, ...]:
-        free_gibibytes = (gpu.free_bytes or 0) >> 30 if takes_part else 0
-        return (gpu not in held_gpus, -free_gibibytes, len(gpu.holders), *gpu.preference)
-
-    free = sorted((gpu for gpu in candidates if blocks[gpu.uuid] is None), key=preference)
+    candidates = held_gpus + _eligible_others(run, pool, held_gpus)
+    blocks = _blocks(run, candidates, pool, promised_to)
+    free = [gpu for gpu in candidates if blocks[gpu.uuid] is None]
     # Its own GPUs are free within seconds: it waits for them instead of moving to others.
+    free_own = [gpu for gpu in held_gpus if gpu in free]
     free_soon = [gpu for gpu in held_gpus if gpu in free or gpu.is_settling]
-    if len(free_soon) >= gpu_count > sum(gpu in free for gpu in held_gpus):
+    if len(free_own) < gpu_count <= len(free_soon):
         return Wait(run, _wait_reason(held_gpus, blocks, gpu_count))
     if len(free) >= gpu_count:
+        free.sort(key=lambda gpu: _preference(run, gpu))
         chosen = {gpu.uuid for gpu in free[:gpu_count]}
         lost = tuple(f"{gpu.name} {blocks[gpu.uuid]}" for gpu in held_gpus if blocks[gpu.uuid] is not None)
         uuids = tuple(gpu.uuid for gpu in pool.gpus if gpu.uuid in chosen)
         return Start(run, uuids, replaced=lost)
     lacks_own = is_recovering(run) and any(gpu.out_of_service for gpu in held_gpus)
     return _wait_for_gpus(run, candidates, _wait_reason(candidates, blocks, gpu_count), lacks_own=lacks_own)
+
+
+def _eligible_others(run: Run, pool: _GpuPool, held_gpus: Sequence[GpuAvailability]) -> list[GpuAvailability]:
+    """The GPUs that the run does not hold and that its specification allows."""
+    listed_uuids = spec_of(run).gpus.uuids
+    others = [gpu for gpu in pool.gpus if gpu not in held_gpus]
+    if not listed_uuids:
+        return others
+    return [gpu for gpu in others if gpu.uuid in listed_uuids]
+
+
+def _blocks(
+    run: Run, candidates: Sequence[GpuAvailability], pool: _GpuPool, promised_to: Mapping[str, str]
+) -> dict[str, str | None]:
+    """The reason why the run cannot start now on each of the GPUs, by UUID; None for those that are free."""
+    blocks = {}
+    for gpu in candidates:
+        reason = pool.blocked_by(gpu, run)
+        if reason is None and gpu.uuid in promised_to:
+            reason = f"is promised to {promised_to[gpu.uuid]}"
+        blocks[gpu.uuid] = reason
+    return blocks
+
+
+def _preference(run: Run, gpu: GpuAvailability) -> tuple[int, ...]:
+    """A sort key of the free GPUs of a run; the first ones are taken.
+
+    Its own come first, then unused ones, those that few share, and cool and healthy ones. For a part of one, those
+    with more free memory precede, in GiB, since a run that has just started holds none yet.
+    """
+    spec = spec_of(run)
+    free_gibibytes = 0
+    if spec.gpus.share < 1 and spec.study_id is None:
+        free_gibibytes = (gpu.free_bytes or 0) >> 30
+    return (run.run_id not in gpu.holders, -free_gibibytes, len(gpu.holders), *gpu.preference)
 
 
 def _wait_for_gpus(run: Run, candidates: Sequence[GpuAvailability], reason: str, *, lacks_own: bool) -> Wait:
@@ -320,12 +389,16 @@ def _wait_reason(candidates: Sequence[GpuAvailability], blocks: Mapping[str, str
             by_reason.setdefault(reason, []).append(gpu)
     parts: list[str] = []
     for reason, gpus in by_reason.items():
-        why = reason.removeprefix("is ")
-        indices = sorted(gpu.index for gpu in gpus if gpu.index is not None)
-        if len(indices) > 1:
-            parts.append(f"GPUs {index_ranges(indices)} {re.sub('^has ', 'have ', why)}")
-            gpus = [gpu for gpu in gpus if gpu.index is None]
-        parts += [f"{gpu.name} {why}" for gpu in gpus]
+        parts += _blocked_words(gpus, reason.removeprefix("is "))
     free = sum(blocks[gpu.uuid] is None for gpu in candidates)
     reasons = "; ".join(parts)
     return " · ".join(filter(None, (f"{free} of {count_of(gpu_count, 'GPU')} free", reasons)))
+
+
+def _blocked_words(gpus: Sequence[GpuAvailability], why: str) -> list[str]:
+    """``GPUs 0–3 used by vit-1``: what blocks some GPUs; those without an index each by itself."""
+    indices = sorted(gpu.index for gpu in gpus if gpu.index is not None)
+    if len(indices) < 2:
+        return [f"{gpu.name} {why}" for gpu in gpus]
+    together = f"GPUs {index_ranges(indices)} {re.sub('^has ', 'have ', why)}"
+    return [together, *(f"{gpu.name} {why}" for gpu in gpus if gpu.index is None)]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gputui.agent.context import AgentContext
 from gputui.agent.recording.recorder import Recorder
 from gputui.core.yaml_forms.problems import ProfileError
+from gputui.machine.gpu_model import GpuFacts
 from gputui.profiles.home_files import SettingsFile, load_used_gpus
 from gputui.recovery.watch.rules import titles_by_subject
 from gputui.runs import repository
@@ -38,53 +39,67 @@ def gpu_availability(
     Returns:
         None before the first inventory.
     """
-    connection = context.connection
     inventory = context.recorder.inventory
     if inventory is None:
         return None
+    leases = repository.leases(context.connection)
+    conditions = _conditions(context, inventory.gpus, leases, lingering, holder)
+    unlisted = leases.keys() - {gpu.uuid for gpu in inventory.gpus}
+    reason = "is missing: " + (inventory.problem or "the driver does not list it")
+    return [
+        *(condition.availability() for condition in conditions),
+        *(_missing_gpu(uuid, leases[uuid], reason) for uuid in unlisted),
+    ]
+
+
+def _conditions(
+    context: AgentContext,
+    gpus: Sequence[GpuFacts],
+    leases: Mapping[str, GpuHolders],
+    lingering: Collection[str],
+    lock_holder: Callable[[str], str | None],
+) -> Iterator[GpuCondition]:
+    """The conditions of the GPUs that the driver lists. Raises sqlite3.Error."""
+    connection = context.connection
     recorder = context.recorder
-    leases = repository.leases(connection)
     in_use = repository.leases_in_use(connection)
     failed = quarantined(connection)
     unused = excluded(connection)
     alerts = titles_by_subject(lasting(connection))
-    gpus: list[GpuAvailability] = []
-    for facts in inventory.gpus:
+    for facts in gpus:
         uuid = facts.uuid
-        processes = recorder.processes.get(facts.uuid) or ()
-        held_by = leases.get(uuid, GpuHolders())
+        processes = recorder.processes.get(uuid) or ()
+        holders = leases.get(uuid, GpuHolders())
         quarantine = failed[uuid].words if uuid in failed else None
-        locked_by = None if uuid in in_use else holder(uuid)
-        condition = GpuCondition(
+        locked_by = None if uuid in in_use else lock_holder(uuid)
+        yield GpuCondition(
             facts,
             recorder.fast.get(uuid),
             recorder.slow.get(uuid),
             [process for process in processes if recorder.owner(process) is None],
             has_processes=bool(processes),
-            holders=held_by.run_ids,
-            shared_by=held_by.shared_by,
-            shares=held_by.shares,
+            holders=holders.run_ids,
+            shared_by=holders.shared_by,
+            shares=holders.shares,
             quarantine=quarantine,
             alert=alerts.get(uuid),
             locked_by=locked_by,
             is_excluded=uuid in unused,
             is_lingering=uuid in lingering,
         )
-        gpus.append(condition.availability())
-    missing = "is missing: " + (inventory.problem or "the driver does not list it")
-    for uuid in leases.keys() - {gpu.uuid for gpu in inventory.gpus}:
-        run_ids, shared_by, shares = leases[uuid]
-        lost = GpuAvailability(
-            uuid,
-            index=None,
-            holders=run_ids,
-            blocked_by=missing,
-            out_of_service=True,
-            shared_by=shared_by,
-            shares=shares,
-        )
-        gpus.append(lost)
-    return gpus
+
+
+def _missing_gpu(uuid: str, holders: GpuHolders, reason: str) -> GpuAvailability:
+    """A leased GPU that the driver does not list."""
+    return GpuAvailability(
+        uuid,
+        index=None,
+        holders=holders.run_ids,
+        blocked_by=reason,
+        out_of_service=True,
+        shared_by=holders.shared_by,
+        shares=holders.shares,
+    )
 
 
 @dataclass(slots=True)
@@ -112,7 +127,8 @@ class UsedGpus:
         version = self.file.newer()
         if version is not None:
             if isinstance(version.content, ProfileError):
-                self._note(f"{version.content.problems[0]}; the choice of GPUs stays as it was")
+                first_problem, *_ = version.content.problems
+                self._note(f"{first_problem}; the choice of GPUs stays as it was")
             else:
                 self.used = version.content
                 self.has_choice = True
@@ -139,19 +155,23 @@ class UsedGpus:
 
 
 def foreign_bytes(recorder: Recorder, uuid: str) -> int | None:
-    """A GPU's memory that no run of this home uses: the driver's and that of other processes."""
+    """A GPU's memory that no run of this home uses: the driver's and that of other processes.
+
+    None if its processes or their memory are unknown.
+    """
     processes = recorder.processes.get(uuid)
-    sample = recorder.fast.get(uuid)
     if processes is None:
         return None
+    sample = recorder.fast.get(uuid)
     total = 0
-    if sample is not None:
-        total = sample.memory_reserved_bytes or 0
+    if sample is not None and sample.memory_reserved_bytes is not None:
+        total = sample.memory_reserved_bytes
     for process in processes:
-        if recorder.owner(process) is None:
-            if process.memory_bytes is None:
-                return None
-            total += process.memory_bytes
+        if recorder.owner(process) is not None:
+            continue
+        if process.memory_bytes is None:
+            return None
+        total += process.memory_bytes
     return total
 
 
@@ -209,7 +229,7 @@ class GpuHolds:
     def poll(self) -> bool:
         """Release the GPUs that are free; True if there was one. Raises sqlite3.Error."""
         context = self.context
-        now = self.context.monotonic()
+        now = context.monotonic()
         due_entries = [entry for entry in self.entries if now >= entry.due_at]
         if not due_entries:
             return False
@@ -225,15 +245,17 @@ class GpuHolds:
 
     def _release(self, entry: HeldGpus) -> None:
         connection = self.context.connection
-        run_id = entry.run_id
-        run = get_run(connection, run_id)
-        others = [hold for hold in self.entries if hold is not entry and hold.run_id == run_id]
-        still_held = {uuid for hold in others for uuid in hold.uuids}
+        run = get_run(connection, entry.run_id)
         if run is not None and run.state.is_over:
-            for uuid in entry.uuids:
-                if uuid not in still_held:
-                    repository.end_lease(connection, run_id, uuid)
+            for uuid in self._held_by_no_other(entry):
+                repository.end_lease(connection, run.run_id, uuid)
         if run is not None and entry.is_seen:
             text = f"no process of attempt {entry.attempt} holds {', '.join(entry.uuids)} any more; usable again"
-            self.context.note("gpus_released", text, run_id)
+            self.context.note("gpus_released", text, run.run_id)
         self.entries.remove(entry)
+
+    def _held_by_no_other(self, entry: HeldGpus) -> list[str]:
+        """The GPUs of an entry that no other attempt of its run holds."""
+        others = [hold for hold in self.entries if hold is not entry and hold.run_id == entry.run_id]
+        still_held = {uuid for hold in others for uuid in hold.uuids}
+        return [uuid for uuid in entry.uuids if uuid not in still_held]

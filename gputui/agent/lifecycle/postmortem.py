@@ -37,7 +37,7 @@ from gputui.runs.foreign_json import time_in
 from gputui.runs.learned_checkpoints import LEARNED
 from gputui.runs.logs import written_at
 from gputui.store.agent import read_agent
-from gputui.store.attempts import fellows, get_attempt
+from gputui.store.attempts import Attempt, fellows, get_attempt
 from gputui.store.metrics import watched
 from gputui.store.metrics.step_lines import ALL_RANKS, LineFilter, StepLines
 from gputui.store.rollups import sampled_around
@@ -58,41 +58,59 @@ def postmortem_task(
     """The input of a postmortem, once all metrics are read. ``survivors`` are unkillable
     processes. Raises SpecError and sqlite3.Error."""
     connection = context.connection
-    now = context.now()
-    attempt = live.record
     resolved = live.resolved
-    run = get_run(connection, attempt.run_id)
-    fresh = get_attempt(connection, attempt.run_id, attempt.number)
+    run = get_run(connection, live.record.run_id)
+    attempt = get_attempt(connection, live.record.run_id, live.record.number)
     assert run is not None
-    assert fresh is not None
+    assert attempt is not None
     folder = attempt_dir(context.workspace, run.run_id, attempt.number)
     record = exit_record or {}
-    ended_at = time_in(record.get("ended_at")) or min(now, _last_sign_of_life(context, live, folder))
-    stays = fellows(connection, run.run_id, attempt.number)
-    since = ended_at - SHARED_SECONDS
-    sharing_runs = [stay.run_id for stay in stays if stay.end is None or stay.end > since]
-    rows = watched.observations(connection, run.run_id, attempt.number)
-    observed = [ObservedCause(row.kind, row.at, row.text, row.rank, row.step) for row in rows if row.ends]
-    nproc = resolved.spec.ranks_on(len(fresh.gpus))
-    hardware = hardware_evidence(connection, fresh, nproc, ended_at=now)
-    newest = StepLines(connection, run.run_id).newest(fresh.number, ALL_RANKS)
-    last_step_at = newest.at if newest is not None and newest.states_time else None
-    observed += _attributable_causes(hardware, is_shared=bool(stays), was_stopped=bool(record.get("stop_requested")))
+    ended_at = time_in(record.get("ended_at")) or min(context.now(), _last_sign_of_life(context, live, folder))
+    # A reboot of this machine does not end a remote attempt.
+    is_remote = context.executors.of(resolved.spec.target).is_replaceable
     return PostmortemTask(
         resolved=resolved,
         folder=folder,
-        attempt=fresh,
-        exit_record=count_from_start(exit_record, fresh.started_at),
+        attempt=attempt,
+        exit_record=count_from_start(exit_record, attempt.started_at),
         survivors=tuple(survivors),
-        # A reboot of this machine does not end a remote attempt.
-        rebooted=not context.executors.of(resolved.spec.target).is_replaceable and is_of_former_boot(fresh, folder),
+        rebooted=not is_remote and is_of_former_boot(attempt, folder),
         ended_at=ended_at,
         checkpoints=checkpoint_survey.search_now(context, run, ended_at, ended_well=record.get("code") == 0),
-        observed=tuple(observed),
-        shared_with=tuple(dict.fromkeys(sharing_runs)),
-        gpus=gpu_use(connection, fresh, ended_at),
-        last_step_at=last_step_at,
+        observed=tuple(_observed_causes(context, live, attempt, was_stopped=bool(record.get("stop_requested")))),
+        shared_with=_sharing_runs(connection, attempt, since=ended_at - SHARED_SECONDS),
+        gpus=gpu_use(connection, attempt, ended_at),
+        last_step_at=_last_step_at(connection, attempt),
     )
+
+
+def _observed_causes(
+    context: AgentContext, live: LiveAttempt, attempt: Attempt, *, was_stopped: bool
+) -> Iterator[ObservedCause]:
+    """What ended the attempt as far as it was seen: in its metrics, then in its hardware."""
+    connection = context.connection
+    for row in watched.observations(connection, attempt.run_id, attempt.number):
+        if row.ends:
+            yield ObservedCause(row.kind, row.at, row.text, row.rank, row.step)
+    ranks = live.resolved.spec.ranks_on(len(attempt.gpus))
+    hardware = hardware_evidence(connection, attempt, ranks, ended_at=context.now())
+    is_shared = bool(fellows(connection, attempt.run_id, attempt.number))
+    yield from _attributable_causes(hardware, is_shared=is_shared, was_stopped=was_stopped)
+
+
+def _sharing_runs(connection: sqlite3.Connection, attempt: Attempt, since: float) -> tuple[str, ...]:
+    """The runs that used a GPU of the attempt together with it after a time (UTC unix seconds)."""
+    stays = fellows(connection, attempt.run_id, attempt.number)
+    run_ids = [stay.run_id for stay in stays if stay.end is None or stay.end > since]
+    return tuple(dict.fromkeys(run_ids))
+
+
+def _last_step_at(connection: sqlite3.Connection, attempt: Attempt) -> float | None:
+    """The time that the newest line of the attempt's metrics states; None if it states none."""
+    newest = StepLines(connection, attempt.run_id).newest(attempt.number, ALL_RANKS)
+    if newest is None or not newest.states_time:
+        return None
+    return newest.at
 
 
 def count_from_start(record: Mapping[str, Any] | None, started_at: float | None) -> Mapping[str, Any] | None:
@@ -100,9 +118,11 @@ def count_from_start(record: Mapping[str, Any] | None, started_at: float | None)
 
     A process that continued an attempt, as those of the demo do, has measured only its own time.
     """
-    began_at = (record or {}).get("started_at")
-    measured = (record or {}).get("ran_seconds")
-    if record is None or started_at is None or not isinstance(began_at, float) or not isinstance(measured, float):
+    if record is None or started_at is None:
+        return record
+    began_at = record.get("started_at")
+    measured = record.get("ran_seconds")
+    if not isinstance(began_at, float) or not isinstance(measured, float):
         return record
     return {**record, "ran_seconds": measured + max(0.0, began_at - started_at)}
 
@@ -156,34 +176,66 @@ def finish_postmortem(attempt: LiveAttempt, phase: Postmortem, context: AgentCon
         OSError: as raised by the job, like any error of one that does not read logs.
     """
     task = phase.task
-    why_again = None
+    if phase.job.is_over:
+        return _job_result(attempt, phase, context)
     run = get_run(context.connection, task.attempt.run_id)
     assert run is not None
-    if phase.job.is_over:
-        try:
-            return phase.job.result()
-        except JobTimeoutError:
-            attempt.phase = phase.swept
-            if task.unanswered is not None:
-                raise
-            why_again = f"no answer within {EXAMINE_SECONDS / 60:.0f} min"
-        except Exception as error:
-            attempt.phase = phase.swept
-            if isinstance(error, sqlite3.Error | OSError) or not task.reads_logs:
-                raise
-            # Whatever its logs hold, the run must end.
-            log.exception("%s: the logs of attempt %d cannot be examined", run.run_id, task.attempt.number)
-            attempt.phase = begin_postmortem(phase.swept, replace(task, reads_logs=False), context)
-            return None
-    elif run.state is RunState.STOPPING and task.attempt.stop_requested is None and task.unanswered is None:
-        why_again = "the run was stopped meanwhile"
-    if why_again is not None:
-        attempt.phase = begin_postmortem(phase.swept, replace(task, unanswered=why_again), context)
+    is_stopped_now = run.state is RunState.STOPPING and task.attempt.stop_requested is None
+    if is_stopped_now and task.unanswered is None:
+        _begin_without_checkpoints(attempt, phase, "the run was stopped meanwhile", context)
     return None
+
+
+def _job_result(attempt: LiveAttempt, phase: Postmortem, context: AgentContext) -> PostmortemResult | None:
+    """Return what the job found; None if it is started again with less to read. Raises as `finish_postmortem`."""
+    task = phase.task
+    try:
+        return phase.job.result()
+    except JobTimeoutError:
+        attempt.phase = phase.swept
+        if task.unanswered is not None:
+            raise
+        reason = f"no answer within {EXAMINE_SECONDS / 60:.0f} min"
+        _begin_without_checkpoints(attempt, phase, reason, context)
+    except Exception as error:
+        attempt.phase = phase.swept
+        if isinstance(error, sqlite3.Error | OSError) or not task.reads_logs:
+            raise
+        # Whatever its logs hold, the run must end.
+        number = task.attempt.number
+        log.exception("%s: the logs of attempt %d cannot be examined", task.attempt.run_id, number)
+        attempt.phase = begin_postmortem(phase.swept, replace(task, reads_logs=False), context)
+    return None
+
+
+def _begin_without_checkpoints(attempt: LiveAttempt, phase: Postmortem, reason: str, context: AgentContext) -> None:
+    """Start the job again without the checkpoints, for a reason."""
+    attempt.phase = begin_postmortem(phase.swept, replace(phase.task, unanswered=reason), context)
 
 
 def examine(task: PostmortemTask) -> PostmortemResult:
     """Read logs, error files and checkpoints, and classify. The evidence names unreadable files."""
+    original = _collect_evidence(task)
+    # Classified by the original text, not by the redacted one.
+    redactor = task.resolved.redactor
+    incident = classify(original, redactor.text)
+    evidence = Evidence.from_json(redactor.value(original.to_json()))
+    search = task.checkpoints
+    if search is None:
+        return PostmortemResult(evidence, incident, checkpoints=None)
+    failure = None
+    is_stop = task.attempt.stop_requested is not None
+    if outcome(evidence, stop_intended=is_stop) == "failed":
+        failure = incident
+    choice = _choose_after(search, task, failure)
+    pattern = None
+    if not choice.rows and choice.is_seen and search.pattern != LEARNED:
+        with suppress(OSError):
+            pattern = unmatched(search)
+    return PostmortemResult(evidence, incident, choice, pattern)
+
+
+def _collect_evidence(task: PostmortemTask) -> Evidence:
     record = None
     observed = task.observed
     if task.exit_record is not None:
@@ -193,8 +245,10 @@ def examine(task: PostmortemTask) -> PostmortemResult:
         # A command that ended well by itself was not ended for an observation.
         if record.clean and not record.stop_requested:
             observed = ()
-    folder = task.folder if task.reads_logs else task.folder / "unread"
-    evidence = collect(
+    folder = task.folder
+    if not task.reads_logs:
+        folder = task.folder / "unread"  # no such folder: there is nothing to read
+    return collect(
         folder,
         exit=record,
         launcher=task.resolved.spec.launcher,
@@ -208,31 +262,12 @@ def examine(task: PostmortemTask) -> PostmortemResult:
         gpus=task.gpus,
         python=task.resolved.spec.python_words,
     )
-    # Classified by the original text, not by the redacted one.
-    redactor = task.resolved.redactor
-    incident = classify(evidence, redactor.text)
-    evidence = Evidence.from_json(redactor.value(evidence.to_json()))
-    search = task.checkpoints
-    if search is None:
-        return PostmortemResult(evidence, incident, checkpoints=None)
-    is_stop = task.attempt.stop_requested is not None
-    failure = incident if outcome(evidence, stop_intended=is_stop) == "failed" else None
-    choice = _choose_after(search, task, failure)
-    pattern = None
-    if not choice.rows and choice.is_seen and search.pattern != LEARNED:
-        with suppress(OSError):
-            pattern = unmatched(search)
-    return PostmortemResult(evidence, incident, choice, pattern)
 
 
 def _choose_after(search: CheckpointSearch, task: PostmortemTask, incident: Incident | None) -> CheckpointChoice:
     """The ledger after the attempt; after a failure, also the candidates to resume from."""
-    kind = None
-    step = None
-    if incident is not None:
-        kind = incident.kind
-        step = incident.step
     number = task.attempt.number
+    kind = incident.kind if incident is not None else None
     rows = search.rows
     unreadable = None
     try:
@@ -244,13 +279,13 @@ def _choose_after(search: CheckpointSearch, task: PostmortemTask, incident: Inci
         unreadable = f"{search.folder}: {error.strerror or error}"
     # What it saved since its loss was no finite number is struck off already, whatever it ended by.
     unsound_loss = None
-    if kind is not None and kind_of(kind).fault == "training":
-        unsound_loss = unsound_loss_of(search, rows, number, step)
-    rows = attempt_ended(rows, search.attempts, number, kind, unsound_loss)
+    if incident is not None and kind_of(incident.kind).fault == "training":
+        unsound_loss = unsound_loss_of(search, rows, number, incident.step)
+    ended_rows = attempt_ended(rows, search.attempts, number, kind, unsound_loss)
     if unreadable is not None:
-        if not candidates(rows, search.attempts):
+        if not candidates(ended_rows, search.attempts):
             unreadable = None
-        return CheckpointChoice(rows, unreadable=unreadable, is_seen=False)
+        return CheckpointChoice(ended_rows, unreadable=unreadable, is_seen=False)
     if incident is None or task.resolved.spec.checkpoints is None:
-        return CheckpointChoice(rows)
-    return choose(rows, search.attempts, task.resolved.policy.checkpoints_wanted, folder=search.folder)
+        return CheckpointChoice(ended_rows)
+    return choose(ended_rows, search.attempts, task.resolved.policy.checkpoints_wanted, folder=search.folder)
