@@ -123,7 +123,8 @@ def _seconds(ask: Callable[[], object]) -> float:
 
 
 def main() -> None:
-    figures = measure(int(sys.argv[1]) if len(sys.argv) > 1 else LINES)
+    lines = int(sys.argv[1]) if len(sys.argv) > 1 else LINES
+    figures = measure(lines)
     print(f"{figures['lines']:,} lines stored at {figures['fill_lines_per_second']:,.0f} lines/s")
     print(f"envelopes take {figures['envelope_percent']:.1f} % of what the lines take")
     for axis, seconds in figures["open_by_axis_seconds"].items():

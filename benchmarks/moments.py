@@ -112,7 +112,8 @@ def _named(name: str, seconds: Sequence[float]) -> dict[str, float]:
 
 
 def main() -> None:
-    figures = measure(int(sys.argv[1]) if len(sys.argv) > 1 else curves.LINES)
+    lines = int(sys.argv[1]) if len(sys.argv) > 1 else curves.LINES
+    figures = measure(lines)
     for name in ("overview", "page"):
         p50 = figures[f"{name}_p50_seconds"]
         p95 = figures[f"{name}_p95_seconds"]

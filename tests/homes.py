@@ -250,10 +250,12 @@ class Home:
     # --- hardware
 
     def agent(self, *, problem: str | None = None, state: str = "ok", silent: float | None = None) -> None:
+        driver_version = None if problem else "580.95.05"
+        cuda_version = None if problem else "13.0"
         insert(
             self.connection, "agent", "REPLACE", id=1, pid=4242, start_ticks=1, boot_id="boot", version="0.1.0",
             started_at=self.now - 7200, heartbeat_at=self.now, source="nvml",
-            driver_version=None if problem else "580.95.05", cuda_version=None if problem else "13.0",
+            driver_version=driver_version, cuda_version=cuda_version,
             gpu_problem=problem, sampler_state=state, sampler_silent_seconds=silent,
         )  # fmt: skip
 
@@ -287,15 +289,20 @@ class Home:
         throttle: tuple[str, ...] | None = (),
         state: str = "ok",
     ) -> None:
+        memory_utilization_percent = None if utilization is None else utilization / 2
+        memory_used_bytes = None if memory_gib is None else round(memory_gib * GIB)
+        sm_clock_mhz = 1980 if utilization else 345
+        performance_state = 0 if utilization else 8
+        throttle_reasons = None if throttle is None else json.dumps(throttle)
         insert(
             self.connection, "gpu_samples", "REPLACE", at=self.now if at is None else at, gpu_id=self.gpu_id(index),
             state=state, utilization_percent=utilization,
-            memory_utilization_percent=None if utilization is None else utilization / 2,
-            memory_used_bytes=None if memory_gib is None else round(memory_gib * GIB), memory_reserved_bytes=GIB // 2,
+            memory_utilization_percent=memory_utilization_percent,
+            memory_used_bytes=memory_used_bytes, memory_reserved_bytes=GIB // 2,
             memory_total_bytes=80 * GIB, temperature_celsius=temperature, power_watts=power, power_limit_watts=700.0,
-            sm_clock_mhz=1980 if utilization else 345, memory_clock_mhz=2619,
-            performance_state=0 if utilization else 8,
-            throttle_reasons=None if throttle is None else json.dumps(throttle),
+            sm_clock_mhz=sm_clock_mhz, memory_clock_mhz=2619,
+            performance_state=performance_state,
+            throttle_reasons=throttle_reasons,
         )  # fmt: skip
 
     def gpu_id(self, index: int) -> int:
@@ -365,11 +372,12 @@ class Home:
         started = None if started_ago is None else now - started_ago
         self.sequence += 1
         queued_at = now - (started_ago or 30.0) - 2
+        ended_at = None if ended_ago is None else now - ended_ago
         insert(
             self.connection, "runs", run_id=run_id, sequence=self.sequence, name=name or run_id, profile=name or run_id,
             state=state, attempt=attempt, spec=json.dumps(spec.to_json()), params=json.dumps(params or launched),
             created_at=queued_at, queued_at=queued_at, started_at=started,
-            ended_at=None if ended_ago is None else now - ended_ago, reason=reason, waiting_for=waiting_for,
+            ended_at=ended_at, reason=reason, waiting_for=waiting_for,
         )  # fmt: skip
         if state in ("starting", "running", "stopping", "recovering"):
             for index in gpus:
@@ -395,8 +403,9 @@ class Home:
             None if resumed_step is None else f"{self.workspace.run_dir(run_id)}/checkpoints/step_{resumed_step}.pt"
         )
         launch = {"argv": ["python", "train.py"], "env": {}, "cwd": "/srv/train", "grace_seconds": 35.0}
+        ended = None if ended_ago is None else self.now - ended_ago
         add_attempt(
-            self.connection, run_id, number, started, None if ended_ago is None else self.now - ended_ago, state=state,
+            self.connection, run_id, number, started, ended, state=state,
             params=json.dumps(params) if params else self.value(
                 "SELECT spec ->> '$.params' FROM runs WHERE run_id = ?", run_id
             ),
@@ -460,14 +469,19 @@ class Home:
     ) -> int:
         facts = RULES[rule]
         raised_at = self.now - seconds_ago
+        cleared_at = None if cleared_ago is None else self.now - cleared_ago
+        cleared_because = None if cleared_ago is None else "back to normal"
+        acknowledged_at = raised_at + 60 if acknowledged_by else None
+        silenced_until = None if silenced_for is None else self.now + silenced_for
+        silenced_by = "me" if silenced_for else None
         return insert(
             self.connection, "alerts", rule=rule, severity=severity or facts.severity, subject_kind=facts.subject,
             subject_id=subject_id, subject_name=subject, run_id=run_id, raised_at=raised_at,
-            cleared_at=None if cleared_ago is None else self.now - cleared_ago,
-            cleared_because=None if cleared_ago is None else "back to normal",
-            acknowledged_at=raised_at + 60 if acknowledged_by else None, acknowledged_by=acknowledged_by,
-            silenced_until=None if silenced_for is None else self.now + silenced_for,
-            silenced_by="me" if silenced_for else None, value=value, threshold=threshold, unit=facts.unit,
+            cleared_at=cleared_at,
+            cleared_because=cleared_because,
+            acknowledged_at=acknowledged_at, acknowledged_by=acknowledged_by,
+            silenced_until=silenced_until,
+            silenced_by=silenced_by, value=value, threshold=threshold, unit=facts.unit,
             sentence=sentence, remedy=facts.remedy,
         )  # fmt: skip
 

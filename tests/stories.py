@@ -153,10 +153,11 @@ def search(
         began_at = began + number * 400.0
         took = 900.0
         is_over = verdict != "running"
+        ended_ago = home.now - began_at - took if is_over else None
         home.run(
             run_id, {"running": "running", "pruned": "stopped", "complete": "succeeded"}[verdict], name="vit",
             launched=params, started_ago=home.now - began_at,
-            ended_ago=home.now - began_at - took if is_over else None,
+            ended_ago=ended_ago,
         )  # fmt: skip
         home.connection.execute(
             "UPDATE runs SET name = ?, study_id = ?, trial = ? WHERE run_id = ?",
@@ -293,6 +294,7 @@ def tick(home: Home, seconds: float = 1.0) -> None:
             temperature=60 + index + home.random.randint(0, 1), power=600 + home.random.randint(0, 20),
         )  # fmt: skip
     for index in (4, 5):
-        home.sample(index, memory_gib=0.4 if index == 4 else 22.1)
+        memory_gib = 0.4 if index == 4 else 22.1
+        home.sample(index, memory_gib=memory_gib)
     home.host()
     connection.execute("COMMIT")

@@ -27,7 +27,8 @@ def main() -> None:
     (args.out / "checkpoints").mkdir(parents=True, exist_ok=True)
     for step in range(first, args.steps + 1):
         # The first steps fit whatever the batch, so that there is a checkpoint to go on from.
-        loss = take(args.batch_size if step > args.steps // 2 else 1, args.full, args.device)
+        batch = args.batch_size if step > args.steps // 2 else 1
+        loss = take(batch, args.full, args.device)
         with (args.out / "metrics.jsonl").open("a") as lines:
             lines.write(json.dumps({"step": step, "time": time.time(), "loss": loss}) + "\n")
         torch.save({"step": step}, args.out / "checkpoints" / f"step_{step:08d}.pt")

@@ -95,6 +95,7 @@ def resnet50(image_shape: tuple[int, int, int], classes: int) -> nn.Module:
     entering = 64
     for width, depth in ((64, 3), (128, 4), (256, 6), (512, 3)):
         for number in range(depth):
-            layers.append(Bottleneck(entering, width, 2 if number == 0 and width > 64 else 1))
+            stride = 2 if number == 0 and width > 64 else 1
+            layers.append(Bottleneck(entering, width, stride))
             entering = 4 * width
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(entering, classes))

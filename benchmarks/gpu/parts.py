@@ -111,7 +111,8 @@ def _mfu(machine: Machine, tokens_per_s: float) -> float | None:
 
 
 def bare_resnet50(machine: Machine) -> dict[str, Any]:
-    return _bare(machine, "resnet50", machine.batch(256), 32 if machine.quick else 224, not machine.quick)
+    size = 32 if machine.quick else 224
+    return _bare(machine, "resnet50", machine.batch(256), size, not machine.quick)
 
 
 def _bare(machine: Machine, model: str, batch: int, size: int, compiled: bool, **options: int) -> dict[str, Any]:

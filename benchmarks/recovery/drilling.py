@@ -72,6 +72,8 @@ def _measured(machine: Machine, live: Live, drilled: Drilled) -> Drilled:
     applied = tuple(action["action"] for action in before["decision"]["actions"] if action["applied"])
     actions = applied if verdict == "retry" else ("stop",)
     first_step_at = _first_step_at(machine, provoked, attempt + 1)
+    next_step_seconds = None if first_step_at is None else first_step_at - failed_at
+    steps_lost = None if after is None else before["incident"]["lost_steps"]
     return Drilled(
         live.kind,
         live.how,
@@ -79,8 +81,8 @@ def _measured(machine: Machine, live: Live, drilled: Drilled) -> Drilled:
         taken=_words(actions),
         detected=True,
         detect_seconds=noticed_at - failed_at,
-        next_step_seconds=None if first_step_at is None else first_step_at - failed_at,
-        steps_lost=None if after is None else before["incident"]["lost_steps"],
+        next_step_seconds=next_step_seconds,
+        steps_lost=steps_lost,
         right=actions == live.actions and _goes_on_rightly(live, before, after),
     )
 
@@ -101,13 +103,15 @@ def _reported(machine: Machine, live: Live, provoked: Provoked, drilled: Drilled
     if live.kind == "overheating":
         reported_at = heat_alert_at(machine)
     continued = machine.state(provoked.run_id) == RunState.SUCCEEDED and not machine.rows("SELECT 1 FROM incidents")
+    taken = _words(REPORTED) if reported_at is not None and continued else ""
+    detect_seconds = None if reported_at is None else reported_at - _failed_at(machine, provoked)
     return Drilled(
         live.kind,
         live.how,
         drilled.expected,
-        taken=_words(REPORTED) if reported_at is not None and continued else "",
+        taken=taken,
         detected=reported_at is not None,
-        detect_seconds=None if reported_at is None else reported_at - _failed_at(machine, provoked),
+        detect_seconds=detect_seconds,
         right=reported_at is not None and continued,
     )
 

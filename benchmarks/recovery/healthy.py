@@ -142,9 +142,8 @@ class Run:
         yield Stretch(min(1800.0, draw.lognormvariate(math.log(25.0), 1.2)), "start")
         if draw.random() < 0.4:
             alone = self.ranks > 1 and draw.random() < 0.3
-            yield Stretch(
-                min(3600.0, draw.lognormvariate(math.log(120.0), 1.0)), "compile alone" if alone else "compile"
-            )
+            activity = "compile alone" if alone else "compile"
+            yield Stretch(min(3600.0, draw.lognormvariate(math.log(120.0), 1.0)), activity)
 
     def _pauses(self, spent: float) -> Iterator[Stretch]:
         """The pauses before the next line."""
@@ -198,9 +197,8 @@ class Run:
     def _event(self, name: str) -> tuple[WatchedLine, ...]:
         if not self.writes_events:
             return ()
-        return (
-            WatchedLine(1, 0, self.count * self.log_every, at=0.0 if self.tells_time else None, event=name, values={}),
-        )
+        at = 0.0 if self.tells_time else None
+        return (WatchedLine(1, 0, self.count * self.log_every, at=at, event=name, values={}),)
 
     def _lines(self, seconds: float) -> tuple[WatchedLine, ...]:
         """The lines of one step; their times are filled in when they are written, so that 0.0 stands for now."""

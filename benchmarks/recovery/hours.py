@@ -81,12 +81,14 @@ def found(fault: str, runs: int, *, seed: int = 1) -> Found:
                 # Where the silence had been explained already when it began, it is evidence from then on. Ranks that
                 # tell by themselves need none.
                 evidence.append(max(0.0, alarm.at - max(broke_at, alarm.overdue_at)))
+    median_seconds = statistics.median(seconds) if seconds else None
+    median_lines = statistics.median(lines) if lines else None
     return Found(
         fault,
         runs,
         len(seconds),
-        median_seconds=statistics.median(seconds) if seconds else None,
-        median_lines=statistics.median(lines) if lines else None,
+        median_seconds=median_seconds,
+        median_lines=median_lines,
         worst_evidence_seconds=max(evidence, default=None),
     )
 
@@ -120,7 +122,8 @@ def _break(run: Run, fault: str, now: float, chance: random.Random) -> None:
     match fault:
         case "hang":
             stops = run.ranks > 1 and chance.random() < 0.3
-            run.broken = Broken(hang="stopped" if stops else "spin" if run.ranks > 1 else "wait")
+            hang = "stopped" if stops else "spin" if run.ranks > 1 else "wait"
+            run.broken = Broken(hang=hang)
         case "nan_loss":
             run.broken = Broken(nan=True)
         case "divergence":

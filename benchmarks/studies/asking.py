@@ -108,7 +108,8 @@ def main() -> int:
     sampler: SamplerKind | None = next((kind for kind in get_args(SamplerKind) if kind == name), None)
     if sampler is None:
         sys.exit(f"no sampler is named {name}")
-    print(json.dumps(measure(sampler, int(sys.argv[2]) if len(sys.argv) > 2 else TRIALS)))
+    trials = int(sys.argv[2]) if len(sys.argv) > 2 else TRIALS
+    print(json.dumps(measure(sampler, trials)))
     return 0
 
 

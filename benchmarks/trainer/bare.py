@@ -63,7 +63,8 @@ def train(settings: Settings, result: Path, warm_steps: int) -> None:
     if settings.compile != "off":
         module.compile(mode=settings.compile, dynamic=False)
     if ranks > 1:
-        module = DistributedDataParallel(module, device_ids=[device] if cuda else None, gradient_as_bucket_view=True)
+        device_ids = [device] if cuda else None
+        module = DistributedDataParallel(module, device_ids=device_ids, gradient_as_bucket_view=True)
     optimizer = torch.optim.AdamW(
         [
             {

@@ -39,11 +39,13 @@ def of_times(
     apart = [later - earlier for (_, earlier), (_, later) in itertools.pairwise(counted)]
     every = len(apart) == steps
     half = len(apart) // 2
+    median_seconds = statistics.median(apart) if every else None
+    drift = sum(apart[-half:]) / sum(apart[:half]) - 1 if every and half else None
     return Window(
         steps=steps,
         seconds_per_step=(counted[-1][1] - counted[0][1]) / steps,
-        median_seconds=statistics.median(apart) if every else None,
-        drift=sum(apart[-half:]) / sum(apart[:half]) - 1 if every and half else None,
+        median_seconds=median_seconds,
+        drift=drift,
         loss=loss,
         gpu_peak_bytes=gpu_peak_bytes,
     )
@@ -60,7 +62,8 @@ def of_trainer(lines: Sequence[Line], warm_steps: int) -> Window:
     steps = step_lines(lines)
     peaks = [line["gpu_mem_peak"] for line in steps if line["step"] > warm_steps and "gpu_mem_peak" in line]
     times = [(line["step"], line["time"]) for line in steps]
-    return of_times(times, warm_steps, steps[-1]["loss"] if steps else 0.0, max(peaks, default=None))
+    loss = steps[-1]["loss"] if steps else 0.0
+    return of_times(times, warm_steps, loss, max(peaks, default=None))
 
 
 def metrics(output: Path) -> list[Line]:

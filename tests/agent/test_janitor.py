@@ -84,9 +84,10 @@ def home(workspace: Workspace) -> Iterator[RecordedHome]:
 
 
 def add_alert(connection: sqlite3.Connection, subject: str, raised: float, cleared: float | None) -> None:
+    cleared_at = None if cleared is None else cleared * DAY
     insert(
         connection, "alerts", rule="gpu_hot", severity="warning", subject_kind="gpu", subject_id=subject,
-        subject_name="GPU 0", raised_at=raised * DAY, cleared_at=None if cleared is None else cleared * DAY, unit="",
+        subject_name="GPU 0", raised_at=raised * DAY, cleared_at=cleared_at, unit="",
         sentence="s", remedy="r",
     )  # fmt: skip
 

@@ -141,9 +141,10 @@ class History:
 
     def _run(self, place: int, has_metrics: bool) -> ModelRun:
         self.folder.mkdir(exist_ok=True)
+        metrics = (MetricsSpec("jsonl", "/m"),) if has_metrics else ()
         spec = RunSpec(
             name="job", launcher="python", program=("x.py",), python="/p", workdir="/",
-            metrics=(MetricsSpec("jsonl", "/m"),) if has_metrics else (), loss="loss",
+            metrics=metrics, loss="loss",
             checkpoints=CheckpointSpec(str(self.folder), "*", ("--resume", "{checkpoint}")),
         )  # fmt: skip
         run_id = f"job{self.seed}-{place}"
@@ -320,7 +321,8 @@ class History:
         search = self.search(run)
         survey, choice = start_check(search, path, self.now)
         with transaction(self.connection) as connection:
-            checkpoint_survey.write_ledger(connection, search, survey.rows if choice is None else choice.rows)
+            rows = survey.rows if choice is None else choice.rows
+            checkpoint_survey.write_ledger(connection, search, rows)
         self.saw(run)
         return choice is None
 
@@ -508,9 +510,8 @@ class History:
         rows = ledger.attempt_ended(rows, search.attempts, number, kind, unsound)
         choice = CheckpointChoice(rows) if kind is None else choose(rows, search.attempts, WANTED)
         with transaction(self.connection) as connection:
-            repository.end_attempt(
-                connection, run.run_id, number, state="failed" if kind else "stopped", ended_at=self.now, exit_record={}
-            )
+            state = "failed" if kind else "stopped"
+            repository.end_attempt(connection, run.run_id, number, state=state, ended_at=self.now, exit_record={})
             checkpoint_survey.attempt_ended(
                 connection, search, choice.rows, self.own_folder(run), is_seen=True, now=self.now
             )

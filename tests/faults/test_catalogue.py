@@ -106,7 +106,8 @@ def test_the_same_again_and_again_without_progress_ends(tmp_path: Path) -> None:
         history: tuple[PastDecision, ...] = ()
         for attempt in range(1, 9):
             folder = tmp_path / drill.kind / str(attempt)
-            plan = planned(drill, folder, history, None if attempt == 1 else LAST_STEP)
+            best_before = None if attempt == 1 else LAST_STEP
+            plan = planned(drill, folder, history, best_before)
             if plan.verdict == "stop":
                 break
             names = tuple(action.name for action in plan.actions)

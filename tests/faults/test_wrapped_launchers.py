@@ -23,6 +23,7 @@ def profile(machine: Machine, name: str, command: str) -> str:
     shutil.copy(SCRIPTS / "wrapped.py", machine.folder)
     (machine.folder / "Makefile").write_text(f"train:\n\t{TORCHRUN} $(FAULT) $(BATCH) $(RESUME)\n")
     (machine.folder / "stages.sh").write_text(STAGES)
+    _share = "RESUME=" if name == "make" else ""
     return machine.profile(
         name,
         f"""
@@ -35,7 +36,7 @@ def profile(machine: Machine, name: str, command: str) -> str:
         metrics: {{source: jsonl, path: "{{run_dir}}/metrics.jsonl"}}
         checkpoints: {{dir: "{{run_dir}}/checkpoints", pattern: "step_*.pt", resume: "RESUME={{checkpoint}}"}}
         recovery: {{policy: standard, backoff: {{base: 0}}}}
-        """.replace("RESUME=", "RESUME=" if name == "make" else ""),
+        """.replace("RESUME=", _share),
     )
 
 

@@ -47,7 +47,8 @@ SPEC = RunSpec(
 
 def past_peak(run: str, batch: int, gib: float | None, *, ran_out: bool = False, **others: Any) -> PastPeak:
     params = {"batch_size": batch, "lr": 0.3, "layers": 12, "steps": 9, **others}
-    return PastPeak(run, 1, params, gpu_count=2, peak_bytes=None if gib is None else round(gib * GIB), ran_out=ran_out)
+    peak_bytes = None if gib is None else round(gib * GIB)
+    return PastPeak(run, 1, params, gpu_count=2, peak_bytes=peak_bytes, ran_out=ran_out)
 
 
 def gpu_sample(index: int, celsius: float = 30.0, gib: float = 0.5, *reasons: str) -> GpuSample:

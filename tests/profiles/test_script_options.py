@@ -223,7 +223,8 @@ MEANINGS: list[tuple[str, str, str | None]] = [
 
 @table(("name", "text", "expected"), MEANINGS)
 def test_what_an_option_means(name: str, text: str, expected: str | None) -> None:
-    meaning = meaning_of(name, text, None if expected == "resume" else 4)
+    default = None if expected == "resume" else 4
+    meaning = meaning_of(name, text, default)
     summary = None if meaning is None else " ".join(filter(None, (meaning.role, meaning.scope)))
     assert summary == expected
 

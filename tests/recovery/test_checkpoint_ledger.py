@@ -23,9 +23,8 @@ from tests.texts import mentions
 
 def span(number: int, base: str | None = None, last: int | None = 1, *, is_over: bool = True) -> AttemptSpan:
     begun = 100.0 * number
-    return AttemptSpan(
-        number, begun, begun + 90.0 if is_over else None, resumed_from=base, last_step=last, has_worked=last is not None
-    )
+    ended_at = begun + 90.0 if is_over else None
+    return AttemptSpan(number, begun, ended_at, resumed_from=base, last_step=last, has_worked=last is not None)
 
 
 def file(name: str, content: str | None = None, *, at: float = 0.0, stamp: str = "") -> FoundCheckpoint:

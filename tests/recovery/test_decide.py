@@ -65,11 +65,12 @@ def plan_for(
     attempt: int = 1,
     more: dict[str, Any] | None = None,
 ) -> RecoveryPlan:
+    reach = AttemptReach(last_step=40) if progress is None else progress
     failed = FailedAttempt(
         run_id="job-1",
         number=attempt,
         incident=incident(kind, step),
-        reach=AttemptReach(last_step=40) if progress is None else progress,
+        reach=reach,
         spec=run or spec(),
         params=PARAMS if params is None else params,
         policy=policy,
@@ -156,9 +157,8 @@ def test_a_batch_is_lowered_until_it_fits_or_is_one(batch: int, limit: int, trie
     history: list[PastDecision] = []
     sizes = []
     while (size := params["batch_size"]) and int(size) > limit:
-        plan = plan_for(
-            "cuda_oom", history=history, progress=AttemptReach(last_step=40) if not history else STUCK, params=params
-        )
+        progress = AttemptReach(last_step=40) if not history else STUCK
+        plan = plan_for("cuda_oom", history=history, progress=progress, params=params)
         if plan.verdict == "stop":
             assert plan.because == "exhausted"
             break

@@ -91,9 +91,8 @@ def test_where_others_have_all_other_gpus_it_waits_for_one_of_them() -> None:
     ({"incident": replace(LOST, gpu=None), "spec": spec(nproc=4)}, "which GPU failed is not known", False),
 ])  # fmt: skip
 def test_when_no_gpu_is_excluded(changes: dict[str, Any], why: str, quarantined: bool) -> None:
-    assert act("exclude_gpu", **changes) == SkippedAction(
-        "exclude_gpu", why, Effect(quarantine=("GPU-b",)) if quarantined else Effect()
-    )
+    effect = Effect(quarantine=("GPU-b",)) if quarantined else Effect()
+    assert act("exclude_gpu", **changes) == SkippedAction("exclude_gpu", why, effect)
 
 
 def test_waiting_for_the_disk() -> None:

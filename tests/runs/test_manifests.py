@@ -85,7 +85,8 @@ def test_none_holds_a_secret_or_a_path_of_this_machine_but_the_code_s(machine: M
     assert "0123456789abcdef0123" not in text
     assert sys.executable not in text
     code_paths = {"skypilot": [manifest.get("workdir")], "dstack": manifest.get("files", []), "kuberay": []}[system]
-    assert str(machine.folder) not in text.replace(code_paths[0] if code_paths else "\0", "")
+    count = code_paths[0] if code_paths else "\0"
+    assert str(machine.folder) not in text.replace(count, "")
 
 
 @pytest.mark.parametrize("system", sorted(MANIFESTS))

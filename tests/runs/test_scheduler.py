@@ -87,8 +87,9 @@ def shared(index: int, *holders: str, study: str = "s") -> GpuAvailability:
 
 def parts(index: int, free_gib: int, **shares: float) -> GpuAvailability:
     """A GPU that runs of no study share."""
+    shared_by = "" if shares else None
     return GpuAvailability(
-        f"g{index}", index, tuple(shares), free_bytes=free_gib << 30, shared_by="" if shares else None, shares=shares
+        f"g{index}", index, tuple(shares), free_bytes=free_gib << 30, shared_by=shared_by, shares=shares
     )
 
 

@@ -369,7 +369,8 @@ def test_a_lock_is_held_while_the_attempt_lives_and_shared_with_those_that_share
     assert json.loads((tmp_path / "gpu.lock").read_text())["workspace"] == "the home /data/home"
     (tmp_path / "other").mkdir()
     second = Attempt(tmp_path / "other")
-    second.start("print('ran')", **plan, gpu_share=0.5 if joins else 1.0)
+    gpu_share = 0.5 if joins else 1.0
+    second.start("print('ran')", **plan, gpu_share=gpu_share)
     ended = second.ended()
     assert (ended["lease_conflict"] is None, ended["code"]) == ((True, 0) if joins else (False, None))
     attempt.signal(signal.SIGUSR2)

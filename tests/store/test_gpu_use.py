@@ -19,7 +19,8 @@ INSERT_MEANS = (
 
 def trial(home: Home, run_id: str, study: str, state: str = "running", gpus: tuple[int, ...] = (0,)) -> None:
     home.run(run_id, state)
-    home.attempt(run_id, 1, state, gpus=gpus, ended_ago=None if state == "running" else 5.0)
+    ended_ago = None if state == "running" else 5.0
+    home.attempt(run_id, 1, state, gpus=gpus, ended_ago=ended_ago)
     home.connection.execute("UPDATE runs SET study_id = ? WHERE run_id = ?", (study, run_id))
 
 

@@ -56,7 +56,8 @@ def test_a_gpu_is_as_its_newest_sample_of_then_says(home: Home, reader: sqlite3.
     home.agent()
     home.gpus(2)
     for ago, utilization in ((100, 10.0), (99, 11.0), (98, 12.0), (1, 90.0)):
-        home.sample(0, at=NOW - ago, utilization=utilization, throttle=("power cap",) if ago == 99 else None)
+        throttle = ("power cap",) if ago == 99 else None
+        home.sample(0, at=NOW - ago, utilization=utilization, throttle=throttle)
     [gpu] = read_gpus(reader, NOW, NOW - 98.5)
     assert (gpu.uuid, gpu.utilization_percent, gpu.state, gpu.age_seconds) == (uuid(0), 11.0, "ok", 0.5)
     assert gpu.throttle_reasons == ("power cap",)

@@ -195,9 +195,8 @@ class StudyHome(Home):
         else:
             path.write_text(json.dumps({"run": run_id, "step": step}))
         moment = self.value("SELECT 1 + count(*) FROM checkpoints")
-        row = ledger_row(
-            str(path), moment, attempt, step, content=content_of(path), verdict="valid" if is_known else "unexamined"
-        )
+        verdict = "valid" if is_known else "unexamined"
+        row = ledger_row(str(path), moment, attempt, step, content=content_of(path), verdict=verdict)
         self.connection.execute("DELETE FROM checkpoints WHERE path = ?", (str(path),))
         checkpoints.save(self.connection, run_id, (), [msgspec.structs.replace(row, **more)])
         return path

@@ -82,7 +82,8 @@ def dashboard(tmp_path: Path) -> Iterator[Any]:
 @table("kind", ["random", "tpe", "nsga2"])
 def test_a_process_that_dies_asks_for_the_same_points(kind: str, tmp_path: Path) -> None:
     several = (Objective("loss"), Objective("lr", "maximize"))
-    spec = study(kind, objectives=several if kind == "nsga2" else (Objective("loss"),))
+    objectives = several if kind == "nsga2" else (Objective("loss"),)
+    spec = study(kind, objectives=objectives)
     if kind == "tpe":
         spec = replace(spec, sampler=SamplerSpec("tpe", startup=4))
     suggested = points(spec, tmp_path / "lives")

@@ -202,7 +202,8 @@ def test_a_lineage_goes_through_the_runs_of_the_donors(home: StudyHome) -> None:
     for number in range(4):
         for step in (15, 19, 20):
             home.report(number, step, 0.01 if number == 3 else 0.1 * (number + 1))
-        home.save(number, 20, attempt=2 if number == 3 else 1)
+        attempt = 2 if number == 3 else 1
+        home.save(number, 20, attempt=attempt)
     home.work()
     third = home.trial(2).params
     assert (home.trial(2).parent, home.trial(2).generation) == (3, 2)

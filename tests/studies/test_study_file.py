@@ -193,7 +193,8 @@ def test_a_study_on_a_target_has_what_a_target_can_keep(
 ) -> None:
     workspace.targets.write_text("lab: {kind: slurm}\nfar: {kind: ssh, host: k}\n")
     (folder / "net.yaml").write_text(PROFILE + CHECKPOINTS)
-    text = STUDY.replace(TRIALS, "warm_start: 1\n" if "budget" in more else TRIALS) + more
+    _share = "warm_start: 1\n" if "budget" in more else TRIALS
+    text = STUDY.replace(TRIALS, _share) + more
     if where:
         assert problems(text, folder, workspace) == {where}
     else:

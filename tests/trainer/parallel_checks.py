@@ -168,7 +168,8 @@ def train_some(
     **settings: Any,
 ) -> Trained:
     """Train from the beginning, or with other first weights that a state replaces."""
-    strategy = build(world, seed=5 if state else 0, **settings)
+    seed = 5 if state else 0
+    strategy = build(world, seed=seed, **settings)
     if state:
         strategy.load_model_state(state[0])
         strategy.load_optimizer_state(state[1])

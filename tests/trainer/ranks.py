@@ -58,7 +58,8 @@ class Ranks:
         waiting = {pipe: rank for rank, pipe in enumerate(self._pipes)}
         deadline = time.monotonic() + START_SECONDS
         while waiting:
-            ready = wait(list(waiting), timeout=5.0 if failures else max(0.0, deadline - time.monotonic()))
+            timeout = 5.0 if failures else max(0.0, deadline - time.monotonic())
+            ready = wait(list(waiting), timeout=timeout)
             if not ready:
                 failures |= dict.fromkeys(waiting.values(), "did not answer\n")
                 break

@@ -118,7 +118,8 @@ def test_whatever_happens_the_newest_valid_one_stays_and_not_too_many_do(
                 assert checkpoints.existing(folder) == reachable
                 assert all(path.exists() for path in moved)
                 continue
-            rotation.prune(folder, number, known_valid=before if flag else None)
+            known_valid = before if flag else None
+            rotation.prune(folder, number, known_valid=known_valid)
             paths = checkpoints.existing(folder)
             assert checkpoints.choose("auto", folder).path == before
             assert paths[:number] == all_before[:number]

@@ -172,7 +172,8 @@ def test_files_are_joined_by_newlines_and_one_in_25_is_held_out_whatever_lies_be
 def test_the_last_tenth_of_a_single_file_is_held_out(tmp_path: Path, as_folder: bool) -> None:
     content = bytes(range(200)) * 2
     (tmp_path / "novel.txt").write_bytes(content)
-    data = read_text(tmp_path if as_folder else tmp_path / "novel.txt", {})
+    place = tmp_path if as_folder else tmp_path / "novel.txt"
+    data = read_text(place, {})
     assert bytes(stream(data.train)) == content[:352]  # 360 without the rest
     assert bytes(stream(data.held_out)) == content[360:392]
 

@@ -221,7 +221,8 @@ def test_all_ranks_together_have_every_held_out_sample_once(
     size: int, broken: set[int], ranks: int, batch: int, sample_limit: int, blocked: bool
 ) -> None:
     assume(len(broken & set(range(size))) < size)
-    split = Rows(size, tuple(broken), blocks=(size,) if blocked else None)
+    blocks = (size,) if blocked else None
+    split = Rows(size, tuple(broken), blocks=blocks)
     shares = [held_out(split, rank, ranks, validate_samples=sample_limit) for rank in range(ranks)]
     batches = [[fields["number"].tolist() for fields in share.batches(batch)] for share in shares]
     numbers_read = [number for mine in batches for numbers in mine for number in numbers]

@@ -39,7 +39,8 @@ def on_two_ranks(world: World, folder: Path) -> None:
         telemetry.event(step, "only of rank 0")
         telemetry.say("only of rank 0")
         slow = world.rank == 1
-        telemetry.rank_timings(step, StepDurations(1.0, 0.25 * step, exchange=0.0 if slow else 0.5))
+        exchange = 0.0 if slow else 0.5
+        telemetry.rank_timings(step, StepDurations(1.0, 0.25 * step, exchange=exchange))
         telemetry.bottleneck(step)
     assert not telemetry.wants_histograms(4)
     telemetry.warn("the disk is slow")

@@ -78,7 +78,8 @@ class CheckpointHome(Home):
         return path
 
     def search(self, ended: bool = False) -> CheckpointSearch:
-        search = search_now(self.services, self.run_of(), self.now if ended else None)
+        ended_at = self.now if ended else None
+        search = search_now(self.services, self.run_of(), ended_at)
         assert search is not None
         return search
 

@@ -104,7 +104,8 @@ def lineage(folder: Path, actions: list[str], *, keeps: int | None, rollback: in
         if action in ("save", "damaged", "nan"):
             step += 10
             left_to_go_back = rollback
-            home.step(*range(step - 9, step + 1), nan_from=0 if action == "nan" else 1 << 60)
+            nan_from = 0 if action == "nan" else 1 << 60
+            home.step(*range(step - 9, step + 1), nan_from=nan_from)
             home.save(f"step_{step}.pt", b"PK\x03\x04 cut short" if action == "damaged" else None)
             home.now += 5.0
             home.scan()
@@ -122,7 +123,8 @@ def lineage(folder: Path, actions: list[str], *, keeps: int | None, rollback: in
                 rows = ledger.rolled_back(search.rows, str(base.path), "was left by a rollback")
                 checkpoints.save(home.connection, "a-1", search.rows, rows)
             number += 1
-            home.begin_from(number, None if base is None else str(base.path))
+            path = None if base is None else str(base.path)
+            home.begin_from(number, path)
             home.connection.execute("UPDATE runs SET state = 'running'")
             step = 0 if base is None else int(PurePath(base.path).stem.split("_")[1])
     home.connection.close()

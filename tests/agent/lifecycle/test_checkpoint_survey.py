@@ -132,7 +132,8 @@ def test_what_a_nan_poisoned_is_not_taken_whatever_the_attempt_ended_by(
     home = CheckpointHome(workspace_beside(workspace, f"{kind} {every}"))
     home.begin(1)
     for step in (50, 60):
-        home.step(*range(step - 9, step + 1, every), nan_from=58 if every == 1 else 51)
+        nan_from = 58 if every == 1 else 51
+        home.step(*range(step - 9, step + 1, every), nan_from=nan_from)
         home.save(f"step_{step}.pt")
     assert home.end(kind) == (["step_50.pt"] if every == 1 else [])
     home.connection.close()

@@ -173,9 +173,10 @@ def timm() -> Iterator[Printed]:
             )
         for batch in range(0, 197, 49):
             end = batch == 196
+            record = {"step": step, "test/loss": falling(epoch, 3), "test/acc@1": rising(epoch, 2)} if end else None
             yield Printed(
                 f"Test: [{batch:4d}/196]  Time: 0.123 (0.121)  Loss:  {falling(epoch, 3):6.3f} ( 2.100)  Acc@1: {rising(epoch):6.2f} ( 50.10)",
-                {"step": step, "test/loss": falling(epoch, 3), "test/acc@1": rising(epoch, 2)} if end else None,
+                record,
             )
 
 
@@ -534,9 +535,10 @@ def nested_bars() -> Iterator[Printed]:
                 {"step": step, "loss": falling(step)},
             )
         for batch in range(1, 11):
+            record = {"step": step, "val/loss": falling(epoch + batch)} if batch == 10 else None
             yield Printed(
                 f"\rValid: {batch * 10}%|{'█' * batch:10}| {batch}/10 [00:00<00:01, 40.1it/s, loss={falling(epoch + batch)}]",
-                {"step": step, "val/loss": falling(epoch + batch)} if batch == 10 else None,
+                record,
             )
 
 

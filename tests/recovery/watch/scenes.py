@@ -45,7 +45,8 @@ class Stage:
     def __init__(
         self, rule_id: str, engine: Engine | None = None, schedule: RateSchedule | None = None, **override: object
     ) -> None:
-        self.rules = with_overrides(RULES, {rule_id: override} if override else {}, "test")
+        overrides = {rule_id: override} if override else {}
+        self.rules = with_overrides(RULES, overrides, "test")
         self.rule: Rule = self.rules[rule_id]
         self.engine = engine or Engine()
         self.key = Key(rule_id, self.rule.subject, "x")
@@ -84,7 +85,8 @@ class Stage:
             return self.host.observe(None if is_unknown else HostSample(1e9 + self.second, **now), self.rules)
         if self.rule.id == "nccl_errors":
             text = now.pop("error", "")
-            return iter([Observation("nccl_errors", None if is_unknown else float(bool(text)), text=text)])
+            value = None if is_unknown else float(bool(text))
+            return iter([Observation("nccl_errors", value, text=text)])
         if not is_unknown:
             self.history.add(
                 10 * self.second, {name: number for name, number in now.items() if number is not None}, self.second

@@ -31,7 +31,8 @@ class Crowded(JobsApi):
             self.records[body["submission_id"]] = {"status": "PENDING"}
         elif method == "GET":
             record = self.records.get(name)
-            return HttpAnswer(404 if record is None else 200, json.dumps(record).encode(), date=None)
+            status = 404 if record is None else 200
+            return HttpAnswer(status, json.dumps(record).encode(), date=None)
         return HttpAnswer(200, b"{}", date=None)
 
     def fail(self, error_type: str) -> None:

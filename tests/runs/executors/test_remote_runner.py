@@ -32,7 +32,8 @@ HOUR = 3600.0
 
 
 def listed(state: str, ended_by: EndedBy | None = None) -> JobStatus:
-    return JobStatus(JOB, state, None if ended_by is None else ended_by.upper(), nodes=("n1",), ended_by=ended_by)
+    reason = None if ended_by is None else ended_by.upper()
+    return JobStatus(JOB, state, reason, nodes=("n1",), ended_by=ended_by)
 
 
 NODE_FAIL = listed("ended", "node_fail")

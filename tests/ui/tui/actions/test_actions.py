@@ -161,7 +161,8 @@ def test_the_footer_never_leaves_out_the_ways_out(scope: Scope, width: int) -> N
 
 def test_what_is_possible_depends_on_the_run(home: Home) -> None:
     for run_id, state in (("a-1", "running"), ("b-1", "failed"), ("c-1", "stopping")):
-        home.run(run_id, state, ended_ago=5.0 if state == "failed" else None)
+        ended_ago = 5.0 if state == "failed" else None
+        home.run(run_id, state, ended_ago=ended_ago)
     running, failed, stopping = (find_run(home.connection, run_id) for run_id in ("a-1", "b-1", "c-1"))
     here = Context("overview")
     for name, run, reason in (
@@ -207,7 +208,8 @@ def test_a_refusal_names_the_key_where_there_is_one(text: str, scope: Scope, phr
 
 def test_with_marked_runs_one_that_it_can_be_done_with_is_enough(home: Home) -> None:
     for run_id, state in (("a-1", "running"), ("b-1", "failed"), ("c-1", "succeeded")):
-        home.run(run_id, state, ended_ago=None if state == "running" else 5.0)
+        ended_ago = None if state == "running" else 5.0
+        home.run(run_id, state, ended_ago=ended_ago)
     running, failed, complete = (find_run(home.connection, run_id) for run_id in ("a-1", "b-1", "c-1"))
 
     def possible(*marked: Run) -> set[str]:

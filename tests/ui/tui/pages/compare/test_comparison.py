@@ -45,7 +45,8 @@ def measured(name: str, *values: float, names: tuple[str, ...] = ()) -> ChartDat
         column = Bin(float(x), float(x))
         column.add(float(x), value)
         bins.append(column)
-    curve = MetricCurve(name, tuple(bins), last=values[-1] if values else None)
+    last = values[-1] if values else None
+    curve = MetricCurve(name, tuple(bins), last=last)
     return ChartData(ChartRequest((name,)), Frame("step"), names or (name,), {name: curve})
 
 

@@ -24,10 +24,11 @@ def app(home: Home, make_app: MakeApp) -> GputuiApp:
     home.agent()
     for number, rate in enumerate(RATES, 1):
         run = f"sweep-{number}"
+        ended_ago = None if number == 1 else 60.0 * number
         home.run(
             run, "running" if number == 1 else "succeeded", name="sweep",
             params={"lr": rate, "batch_size": 64 if number < 3 else 32, "depth": 12},
-            ended_ago=None if number == 1 else 60.0 * number,
+            ended_ago=ended_ago,
         )  # fmt: skip
         home.attempt(run, 1, "running" if number == 1 else "succeeded")
         home.metrics(
