@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from trainer.checkpoints import choose, files, load
 from trainer.errors import CheckpointError, SettingsError, TrainerError, one_line, show
-from trainer.models.custom import library
+from trainer.models.custom import load_transformers
 from trainer.models.weights import network_of
 from trainer.tokenizer import Tokenizer
 
@@ -27,16 +27,18 @@ from trainer.tokenizer import Tokenizer
 Weights = Literal["last", "ema", "best"]
 
 _CONFIG = "config.json"
+_MAX_REASON = 200  # errors of load_state_dict name every tensor
 
 
 def require_exportable(model: nn.Module) -> None:
     """Raise SettingsError if transformers cannot rebuild the network from its description. Needs no memory."""
-    network: Any = network_of(model)[0]
+    network: Any
+    network, _ = network_of(model)
     try:
         if not _is_known(network):
             raise ValueError("it is not a transformers model")
         with torch.random.fork_rng(devices=[]), torch.device("meta"):
-            rebuilt = type(network)(_configuration(network))
+            rebuilt = type(network)(_clean_config(network))
         ours = {name: tensor.shape for name, tensor in network.state_dict().items()}
         theirs = {name: tensor.shape for name, tensor in rebuilt.state_dict().items()}
         if ours != theirs:
@@ -52,29 +54,32 @@ def describe(model: nn.Module, tokenizer: Path | None, checkpoint_dir: Path) -> 
 
     `tokenizer` is the folder of the data's tokenizer. Raises OSError and the errors of transformers.
     """
-    network = network_of(model)[0]
+    network, _ = network_of(model)
     if not _is_known(network):
         return
     folder = checkpoint_dir / "model"
-    config = _configuration(network)
+    config = _clean_config(network)
     if tokenizer is not None:
         loaded = Tokenizer(tokenizer)
         loaded.copy_to(folder)
-        special: dict[str, Any] = {"bos_token_id": loaded.bos, "pad_token_id": loaded.pad}
-        config.update({**special, "eos_token_id": loaded.eos})
-        generation = json.dumps({**special, "eos_token_id": list(loaded.stops)}, indent=2)
-        files.replace(folder / "generation_config.json", generation.encode())
+        special_tokens: dict[str, Any] = {"bos_token_id": loaded.bos, "pad_token_id": loaded.pad}
+        config.update({**special_tokens, "eos_token_id": loaded.eos})
+        generation = {**special_tokens, "eos_token_id": list(loaded.stops)}
+        files.replace(folder / "generation_config.json", json.dumps(generation, indent=2).encode())
     files.replace(folder / _CONFIG, config.to_json_string().encode())
 
 
 def _is_known(network: nn.Module) -> bool:
     """Return whether transformers has this very class, and not only one of the same name or one
     that it is derived from."""
-    kind = type(network)
-    return hasattr(network, "save_pretrained") and getattr(library(), kind.__name__, None) is kind
+    if not hasattr(network, "save_pretrained"):
+        return False
+    network_class = type(network)
+    return getattr(load_transformers(), network_class.__name__, None) is network_class
 
 
-def _configuration(network: Any) -> Any:
+def _clean_config(network: Any) -> Any:
+    """A copy of the network's configuration for other programs: with the name of its class, and caches for text."""
     config = type(network.config).from_dict(network.config.to_dict())
     config.architectures = [type(network).__name__]
     config.use_cache = True
@@ -103,29 +108,17 @@ def restore(source: Path, weights: Weights = "last") -> Restored:
     Of a contrastive model that is the backbone, without the projection. Raises CheckpointError if there is no valid
     checkpoint with such weights, and TrainerError if transformers cannot build the model.
     """
-    path = _find_checkpoint(source, weights)
-    candidates = (parent / "model" for parent in (path.parent, path.parent.parent))  # epochs lie one deeper
-    folder = next((candidate for candidate in candidates if (candidate / _CONFIG).is_file()), None)
-    if folder is None:
-        raise TrainerError(f"{path} has no model/{_CONFIG} beside it: only transformers models can be used")
-    state = load(path)
+    checkpoint = _find_checkpoint(source, weights)
+    folder = _find_description(checkpoint)
+    state = load(checkpoint)
     if weights == "ema" and not state["ema"]:
-        raise CheckpointError(f"{path} has no averaged weights; train with --ema 0.999, or use --weights last")
-    prefix = "backbone.inner." if any(name.startswith("backbone.") for name in state["model"]) else "inner."
-
-    def of_network(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-
-    hf = library()
+        raise CheckpointError(f"{checkpoint} has no averaged weights; train with --ema 0.999, or use --weights last")
     try:
-        config = hf.AutoConfig.from_pretrained(folder, local_files_only=True)
-        network = getattr(hf, config.architectures[0])(config).eval()
-        network.load_state_dict(of_network(state["model"]))
-        if weights != "last":  # of tied parameters one name is averaged
-            network.load_state_dict(of_network(state["ema"]), strict=False)
+        network = _rebuild(folder, state, weights)
     except Exception as error:  # networks raise many types here
-        raise TrainerError(f"{path} is not of the model that {folder} describes: {one_line(error)[:200]}") from None
-    return Restored(network, folder, path, state["step"])
+        reason = one_line(error)[:_MAX_REASON]
+        raise TrainerError(f"{checkpoint} is not of the model that {folder} describes: {reason}") from None
+    return Restored(network, folder, checkpoint, state["step"])
 
 
 def _find_checkpoint(source: Path, weights: Weights) -> Path:
@@ -144,6 +137,33 @@ def _find_checkpoint(source: Path, weights: Weights) -> Path:
     return choice.path
 
 
+def _find_description(checkpoint: Path) -> Path:
+    """The folder that describes a checkpoint's model. Raises TrainerError if there is none."""
+    for parent in (checkpoint.parent, checkpoint.parent.parent):  # checkpoints of epochs lie one deeper
+        if (parent / "model" / _CONFIG).is_file():
+            return parent / "model"
+    raise TrainerError(f"{checkpoint} has no model/{_CONFIG} beside it: only transformers models can be used")
+
+
+def _rebuild(folder: Path, state: Mapping[str, Any], weights: Weights) -> Any:
+    """The network that a folder describes, with the weights of a checkpoint's state. Raises what transformers does."""
+    hf = load_transformers()
+    config = hf.AutoConfig.from_pretrained(folder, local_files_only=True)
+    class_name, *_ = config.architectures
+    network = getattr(hf, class_name)(config).eval()
+    is_contrastive = any(name.startswith("backbone.") for name in state["model"])
+    prefix = "backbone.inner." if is_contrastive else "inner."
+    network.load_state_dict(_tensors_below(prefix, state["model"]))
+    if weights != "last":  # of tied parameters one name is averaged
+        network.load_state_dict(_tensors_below(prefix, state["ema"]), strict=False)
+    return network
+
+
+def _tensors_below(prefix: str, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """The tensors whose names have the prefix, by the rest of their names."""
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
 def export(source: Path, out: Path, weights: Weights = "last") -> Restored:
     """Write a folder that transformers loads: safetensors, config.json and the tokenizer. Returns the exported network.
 
@@ -151,8 +171,9 @@ def export(source: Path, out: Path, weights: Weights = "last") -> Restored:
     """
     require_replaceable(out)
     restored = restore(source, weights)
-    library().utils.logging.disable_progress_bar()
-    fresh, former = (out.with_name(f".{out.name}.{kind}") for kind in ("new", "former"))
+    load_transformers().utils.logging.disable_progress_bar()
+    fresh = out.with_name(f".{out.name}.new")
+    former = out.with_name(f".{out.name}.former")
     try:
         for leftover in (fresh, former):  # of a killed process
             shutil.rmtree(leftover, ignore_errors=True)
@@ -173,5 +194,9 @@ def export(source: Path, out: Path, weights: Weights = "last") -> Restored:
 
 def require_replaceable(out: Path) -> None:
     """Raise SettingsError if an export to `out` would replace anything but an earlier export."""
-    if out.exists() and not (out.is_dir() and (not any(out.iterdir()) or (out / _CONFIG).is_file())):
+    if not out.exists():
+        return
+    is_export = out.is_dir() and (out / _CONFIG).is_file()
+    is_empty_folder = out.is_dir() and not any(out.iterdir())
+    if not is_export and not is_empty_folder:
         raise SettingsError(f"{out} is there and is no earlier export; move it away, or name another folder")

@@ -6,9 +6,10 @@ import importlib
 import inspect
 import json
 import pkgutil
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from torch import nn
 
@@ -18,13 +19,11 @@ from trainer.data.contract import Data, Images, Text
 from trainer.errors import SettingsError, TrainerError, one_line
 from trainer.models.own import Logits
 
-T = TypeVar("T")
-
 # Keys that follow from the data and cannot be chosen.
 _FROM_DATA = ("num_labels", "id2label", "label2id", "num_channels", "image_size")
 
 
-def library() -> Any:
+def load_transformers() -> Any:
     """The transformers package, set to log nothing but errors. Raises TrainerError if it is not installed."""
     try:
         transformers: Any = importlib.import_module("transformers")
@@ -34,34 +33,40 @@ def library() -> Any:
     return transformers
 
 
-def fitting(make: Callable[[], T]) -> T:
-    """The result of `make`. Raises SettingsError if the values that were given contradict each other."""
+@contextmanager
+def options_at_fault() -> Iterator[None]:
+    """Turn errors of transformers about values that contradict each other into SettingsError."""
     from huggingface_hub.errors import StrictDataclassError
 
     try:
-        return make()
+        yield
     except (ValueError, TypeError, StrictDataclassError) as error:
         raise SettingsError(f"model or model_options: {one_line(error)}") from None
 
 
-def configuration(kind: Any, values: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
-    """A configuration of class `kind` with `values`, of which `options` change some or add others.
+def make_config(config_class: Any, values: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
+    """A configuration with `values`, of which `options` change some or add others.
 
     Raises SettingsError for values that do not fit, and for an option that is no key or that the data decides.
     """
-    aliases: Mapping[str, str] = kind.attribute_map
-    keys = {key for key in fitting(lambda: kind(**values)).to_dict() if not key.startswith("_")} | set(aliases)
+    with options_at_fault():
+        without_options = config_class(**values)
+    aliases: Mapping[str, str] = config_class.attribute_map
+    keys = {key for key in without_options.to_dict() if not key.startswith("_")} | set(aliases)
     for key in options:
         if key in _FROM_DATA:
             raise SettingsError(f"model_options: {key} cannot be set, it follows from the data")
-    _check_options(options, keys.difference(_FROM_DATA), kind.model_type)
+    _check_options(options, keys.difference(_FROM_DATA), config_class.model_type)
     chosen = {aliases.get(key, key): value for key, value in {**values, **options}.items()}
-    return fitting(lambda: kind(**chosen))
+    with options_at_fault():
+        return config_class(**chosen)
 
 
-def vocabulary(settings: Settings, data: Text) -> int:
+def vocabulary_size(settings: Settings, data: Text) -> int:
     """Tokens that a model must know: the data's, and for masked language modelling the mask after them."""
-    return data.vocabulary + (settings.task == "mlm")
+    if settings.task == "mlm":
+        return data.vocabulary + 1
+    return data.vocabulary
 
 
 def check_room(config: Any, tokens: int, context: int) -> None:
@@ -72,61 +77,77 @@ def check_room(config: Any, tokens: int, context: int) -> None:
             raise SettingsError(f"model: {key} is {room}, but the data needs at least {needed}")
 
 
-def from_config_file(settings: Settings, data: Data) -> nn.Module:
+def build_from_config_file(settings: Settings, data: Data) -> nn.Module:
     """The network that a config.json describes, with fresh weights.
 
     Number of classes, channels and image size are the data's. Code that a configuration names is never run.
     """
-    hf = library()
-    where = f"model: {settings.model}"
+    hf = load_transformers()
+    config = _read_config(hf, settings)
+    if isinstance(data, Images):
+        _fit_to_images(config, settings, data)
+        auto_model = hf.AutoModelForImageClassification
+        models = hf.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING
+    elif settings.task == "lm":
+        _fit_to_text(config, settings, data)
+        auto_model = hf.AutoModelForCausalLM
+        models = hf.MODEL_FOR_CAUSAL_LM_MAPPING
+    else:
+        _fit_to_text(config, settings, data)
+        auto_model = hf.AutoModelForMaskedLM
+        models = hf.MODEL_FOR_MASKED_LM_MAPPING
+    if type(config) not in models:
+        raise SettingsError(f"model: {settings.model} describes {config.model_type}, which cannot do {settings.task}")
+    with options_at_fault():
+        network = auto_model.from_config(config, trust_remote_code=False)
+    return Logits(network)
+
+
+def _read_config(hf: Any, settings: Settings) -> Any:
+    """The configuration in the file that the setting `model` names."""
     try:
         values = json.loads(Path(settings.model).read_text(encoding="utf-8"))
-        kind = str(values.get("model_type"))
+        model_type = str(values.get("model_type"))
     except (OSError, ValueError, AttributeError) as error:
-        raise SettingsError(f"{where} is no configuration: {one_line(error)}") from None
-    if kind not in hf.CONFIG_MAPPING:
-        raise SettingsError(f"{where}: unknown model_type {kind!r}{did_you_mean(kind, hf.CONFIG_MAPPING.keys())}")
+        raise SettingsError(f"model: {settings.model} is no configuration: {one_line(error)}") from None
+    if model_type not in hf.CONFIG_MAPPING:
+        hint = did_you_mean(model_type, hf.CONFIG_MAPPING.keys())
+        raise SettingsError(f"model: {settings.model}: unknown model_type {model_type!r}{hint}")
     # Weights stay in fp32, and attention as transformers chooses it: precision is a separate setting.
     values |= {"dtype": "float32", "torch_dtype": None, "attn_implementation": None}
-    config = configuration(hf.CONFIG_MAPPING[kind], values, settings.model_options)
-    if isinstance(data, Images):
-        channels, height, width = data.shape
-        config.num_labels = 0 if settings.task == "contrastive" else len(data.classes)
-        facts = {"num_channels": channels, "image_size": height if height == width else [height, width]}
-        for key, value in facts.items():
-            if hasattr(config, key):
-                setattr(config, key, value)
-        family = hf.AutoModelForImageClassification
-    else:
-        check_room(config, vocabulary(settings, data), data.context)
-        config.use_cache = False
-        family = hf.AutoModelForCausalLM if settings.task == "lm" else hf.AutoModelForMaskedLM
-    if type(config) not in family._model_mapping:
-        raise SettingsError(f"{where} describes {config.model_type}, which cannot do {settings.task}")
+    return make_config(hf.CONFIG_MAPPING[model_type], values, settings.model_options)
+
+
+def _fit_to_images(config: Any, settings: Settings, data: Images) -> None:
+    channels, height, width = data.shape
+    config.num_labels = 0 if settings.task == "contrastive" else len(data.classes)
+    if hasattr(config, "num_channels"):
+        config.num_channels = channels
+    if hasattr(config, "image_size"):
+        config.image_size = height if height == width else [height, width]
+
+
+def _fit_to_text(config: Any, settings: Settings, data: Text) -> None:
+    check_room(config, vocabulary_size(settings, data), data.context)
+    config.use_cache = False
     if settings.task == "lm" and getattr(config, "is_decoder", None) is False:
         config.is_decoder = True  # else models such as BERT would see the tokens that they are to predict
-    return Logits(fitting(lambda: family.from_config(config, trust_remote_code=False)))
 
 
-def from_function(settings: Settings, data: Data) -> nn.Module:
+def build_from_function(settings: Settings, data: Data) -> nn.Module:
     """Call ``package.module:function`` with those of the data's facts that it takes, and with model_options.
 
     Raises SettingsError if the function cannot be found or does not take them; its own errors pass.
     """
-    facts: dict[str, Any] = {"task": settings.task}
-    if isinstance(data, Images):
-        facts |= {"image_shape": data.shape, "classes": len(data.classes)}
-    else:
-        facts |= {"vocabulary": vocabulary(settings, data), "context": data.context}
-    if settings.task == "contrastive":
-        facts["embedding_size"] = settings.embedding_size
     options = settings.model_options
+    facts = _facts(settings, data)
     try:
         function = pkgutil.resolve_name(settings.model)
         signature = inspect.signature(function)
     except (ImportError, AttributeError, ValueError, TypeError) as error:
         raise SettingsError(f"model: {settings.model} cannot be used: {one_line(error)}") from None
-    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values()):
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values())
+    if not takes_any:
         _check_options(options, signature.parameters, settings.model)
         facts = {key: value for key, value in facts.items() if key in signature.parameters}
     arguments = {**facts, **options}
@@ -140,7 +161,20 @@ def from_function(settings: Settings, data: Data) -> nn.Module:
     return Logits(model)
 
 
+def _facts(settings: Settings, data: Data) -> dict[str, Any]:
+    """What a user's function may want to know, by the names of its parameters."""
+    facts: dict[str, Any] = {"task": settings.task}
+    if isinstance(data, Images):
+        facts |= {"image_shape": data.shape, "classes": len(data.classes)}
+    else:
+        facts |= {"vocabulary": vocabulary_size(settings, data), "context": data.context}
+    if settings.task == "contrastive":
+        facts["embedding_size"] = settings.embedding_size
+    return facts
+
+
 def _check_options(options: Mapping[str, Any], names: Collection[str], whose: str) -> None:
+    """Raise SettingsError for an option that is none of the names."""
     for key in options:
         if key not in names:
             raise SettingsError(f"model_options: {whose} has no {key}{did_you_mean(key, names)}")

@@ -20,7 +20,7 @@ from trainer.data.contract import Data, Images, Text
 from trainer.errors import SettingsError
 from trainer.models import custom
 from trainer.models.blocks import apply_recompute
-from trainer.models.custom import check_room, configuration, fitting, library, vocabulary
+from trainer.models.custom import check_room, load_transformers, make_config, options_at_fault, vocabulary_size
 from trainer.models.deferred import give_first_values, without_memory
 from trainer.models.own import SMALLEST_IMAGE, ByteTransformer, Embedder, Logits, SmallCnn, attend
 from trainer.models.weights import load_weights, network_of
@@ -146,9 +146,9 @@ def _network(settings: Settings, data: Data) -> nn.Module:
     """The network by itself. With no classes its output is the features."""
     name = settings.model
     if Path(name).suffix == ".json":
-        return custom.from_config_file(settings, data)
+        return custom.build_from_config_file(settings, data)
     if ":" in name:
-        return custom.from_function(settings, data)
+        return custom.build_from_function(settings, data)
     names = NAMES[settings.task]
     if name not in names:
         near = did_you_mean(name, names) or f"; use {', '.join(names)}, a config.json or package.module:function"
@@ -172,13 +172,13 @@ def _configured(settings: Settings, further: Mapping[str, Any]) -> Any:
     """The configuration of a named network, with `further` values that follow from the data."""
     family, sizes = _SIZES[settings.model]
     values = {**family.values, **sizes, **dict.fromkeys(family.dropout, settings.dropout), **further}
-    return configuration(getattr(library(), family.config), values, settings.model_options)
+    return make_config(getattr(load_transformers(), family.config), values, settings.model_options)
 
 
 def _language(settings: Settings, data: Text) -> nn.Module:
     """Special tokens are the data's business: none has a meaning to the network."""
-    hf = library()
-    tokens = vocabulary(settings, data)
+    hf = load_transformers()
+    tokens = vocabulary_size(settings, data)
     # For an attention without a function for masks, none are made.
     hf.AttentionInterface.register(_ATTENTION, functools.partial(_attention, hf.AttentionInterface()["sdpa"]))
     facts: dict[str, Any] = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
@@ -186,7 +186,9 @@ def _language(settings: Settings, data: Text) -> nn.Module:
     config = _configured(settings, {**facts, "use_cache": False, "attn_implementation": _ATTENTION})
     check_room(config, tokens, data.context)
     family, _ = _SIZES[settings.model]
-    return Logits(fitting(lambda: getattr(hf, family.model)(config)), takes_lengths=settings.task == "lm")
+    with options_at_fault():
+        network = getattr(hf, family.model)(config)
+    return Logits(network, takes_lengths=settings.task == "lm")
 
 
 def _attention(
@@ -221,16 +223,20 @@ def _vision(settings: Settings, data: Images) -> nn.Module:
             raise SettingsError(f"vit-b16: patches of {patch} do not suit {height}x{width}; set another image_size")
         facts |= {"image_size": height if height == width else [height, width], "patch_size": patch}
     config = _configured(settings, facts)
-    small = family is _RESNET and max(height, width) <= _SMALL_IMAGE
-    kind = _small_image_resnet() if small else getattr(library(), family.model)
-    return Logits(fitting(lambda: kind(config)))
+    if family is _RESNET and max(height, width) <= _SMALL_IMAGE:
+        network_class = _small_image_resnet()
+    else:
+        network_class = getattr(load_transformers(), family.model)
+    with options_at_fault():
+        network = network_class(config)
+    return Logits(network)
 
 
 @functools.cache
 def _small_image_resnet() -> Any:
     """A class of ResNets with the stem of He et al. for CIFAR (2015, section 4.2), which keeps the resolution."""
 
-    class SmallImageResNet(library().ResNetForImageClassification):  # type: ignore[misc]
+    class SmallImageResNet(load_transformers().ResNetForImageClassification):  # type: ignore[misc]
         def __init__(self, config: Any) -> None:
             super().__init__(config)
             stem = self.resnet.embedder

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer.errors import TrainerError, one_line
-from trainer.models.custom import library
+from trainer.models.custom import load_transformers
 from trainer.models.own import Embedder, Logits
 
 # Parts of own networks that depend on the number of classes.
@@ -111,7 +111,7 @@ def _of_hugging_face(network: Any, folder: Path) -> tuple[dict[str, Tensor], lis
 
     Read with transformers itself, which knows the names that older files use.
     """
-    library().utils.logging.disable_progress_bar()
+    load_transformers().utils.logging.disable_progress_bar()
     config = network.config
     if (folder / "config.json").is_file():
         config = type(config).from_pretrained(folder, local_files_only=True)
