@@ -20,6 +20,7 @@ from gputui.core import units
 from gputui.core.config import Workspace
 from gputui.core.text import clean
 from gputui.recovery.checkpoints.resumable import Rows, candidates
+from gputui.recovery.checkpoints.search import CheckpointSearch
 from gputui.recovery.classify import outcome
 from gputui.recovery.decide import decide, reason_of_end
 from gputui.recovery.effects import MachineContext
@@ -71,10 +72,13 @@ def end_attempt(
     match outcome(findings.evidence, stop_intended=attempt.stop_requested is not None):
         case "stopped":
             _write_stop(end)
-        case "succeeded" if (early := end.short_of()) is not None:
-            _write_early_end(end, *early)
         case "succeeded":
-            _write_success(end)
+            early_end = end.short_of()
+            if early_end is None:
+                _write_success(end)
+            else:
+                step, total = early_end
+                _write_early_end(end, step, total)
         case "failed":
             _write_failure(end, machine)
 
@@ -138,43 +142,61 @@ class _End:
 
 
 def _write_stop(end: _End) -> None:
-    context = end.context
-    run = end.run
     attempt = end.attempt
     record = dict(end.task.exit_record or {})
-    connection = context.connection
+    connection = end.context.connection
     ended_at = end.task.ended_at
     # A launcher that is asked to end kills ranks that exceed its own grace period.
     reports = reports_of(end.findings.evidence)
     forced = bool(record.get("forced")) or any(report.forced for report in reports)
     if record:
         record["forced"] = forced
-    cause = repository.stop_reason_of_study(connection, run.run_id)
+    cause = repository.stop_reason_of_study(connection, end.run.run_id)
     if cause is None:
-        cause = "stopped"
-        if forced:
-            cause = "killed" if attempt.stop_requested == KILL else KILLED
-        cause += _limit_text(end) + _lost_steps_text(end)
-        if record.get("given_up"):
-            cause = _given_up_text(record)
-    if (unsound := end.unsound_step()) is not None:
-        record["unsound_since"] = unsound
-        cause += f"; {end.unsound_remark(unsound)}"
+        cause = _stop_cause(end, record, forced=forced)
+    unsound_step = end.unsound_step()
+    if unsound_step is not None:
+        record["unsound_since"] = unsound_step
+        cause += f"; {end.unsound_remark(unsound_step)}"
     with repository.transaction(connection):
         _close(end, "stopped", record)
         end.move(RunState.STOPPED, cause, ended_at)
         end.note("stopped", _stop_text(end, cause), at=ended_at)
-        spec = spec_of(run)
         if attempt.stop_requested == "restart":
-            repository.set_gpu_count(connection, run.run_id, count=None)
-            _queue_again(end, spec.params, resume_from=None, cause="restart", actor=_stop_actor(connection, run.run_id))
-        following = None
-        if attempt.stop_requested == PHASE_OVER:
-            following = run_files.next_phase(connection, spec, attempt)
-        if following is not None:
-            phase_number, checkpoint = following
-            params = {**run.params, **spec.phases[phase_number - 1].params}
-            _queue_again(end, params, checkpoint, cause=PHASE_OVER, actor="agent")
+            _restart(end)
+        elif attempt.stop_requested == PHASE_OVER:
+            _begin_next_phase(end)
+
+
+def _stop_cause(end: _End, record: Mapping[str, Any], *, forced: bool) -> str:
+    """The cause of a stop that no study has given a reason for."""
+    if record.get("given_up"):
+        return _given_up_text(record)
+    cause = "stopped"
+    if forced:
+        cause = KILLED
+    if forced and end.attempt.stop_requested == KILL:
+        cause = "killed"
+    return cause + _limit_text(end) + _lost_steps_text(end)
+
+
+def _restart(end: _End) -> None:
+    """Queue a run anew that was stopped to be restarted, as its specification says."""
+    connection = end.context.connection
+    run_id = end.run.run_id
+    repository.set_gpu_count(connection, run_id, count=None)
+    params = spec_of(end.run).params
+    _queue_again(end, params, resume_from=None, cause="restart", actor=_stop_actor(connection, run_id))
+
+
+def _begin_next_phase(end: _End) -> None:
+    """Queue a run for its next phase, if it has one."""
+    spec = spec_of(end.run)
+    following = run_files.next_phase(end.context.connection, spec, end.attempt)
+    if following is not None:
+        phase_number, checkpoint = following
+        params = {**end.run.params, **spec.phases[phase_number - 1].params}
+        _queue_again(end, params, checkpoint, cause=PHASE_OVER, actor="agent")
 
 
 def _stop_text(end: _End, cause: str) -> str:
@@ -241,35 +263,43 @@ def _lost_steps_text(end: _End) -> str:
 
 
 def _write_success(end: _End) -> None:
-    run = end.run
-    attempt = end.attempt
     ended_at = end.task.ended_at
-    cause = "finished"
-    if attempt.started_at is not None:
-        # The time between its attempts does not count.
-        measured = replace(attempt, exit=end.task.exit_record).ran_seconds(ended_at)
-        trained = (run.ended_seconds or 0.0) + (measured or 0.0)
-        cause += f" after {units.duration(trained)}"
-    if attempt.number > 1:
-        cause += f" in {attempt.number} attempts"
     record = dict(end.task.exit_record or {})
     remarks = printed_at_end(end.findings.evidence)[:MOST_REMARKS]
-    if (unsound := end.unsound_step()) is not None:
-        record["unsound_since"] = unsound
-        remarks.append(end.unsound_remark(unsound))
-    if leftovers := [str(name) for name in record.get("left_behind") or ()]:
+    unsound_step = end.unsound_step()
+    if unsound_step is not None:
+        record["unsound_since"] = unsound_step
+        remarks.append(end.unsound_remark(unsound_step))
+    leftovers = [str(name) for name in record.get("left_behind") or ()]
+    if leftovers:
         count = units.count_of(len(leftovers), "process")
         names = clean(", ".join(dict.fromkeys(leftovers)))
         remarks.append(f"gputui ended {count} that it left in the background ({names})")
+    cause = _success_text(end)
+    severity: Severity = "info"
     if remarks:
         record["remarks"] = remarks
         cause += f", but {'; '.join(remarks)}"
+        severity = "warning"
     with repository.transaction(end.context.connection):
         _close(end, "succeeded", record)
         _set_last_outcome(end, "succeeded")
         end.move(RunState.SUCCEEDED, cause, ended_at)
-        severity: Severity = "warning" if remarks else "info"
         end.note("succeeded", cause, severity, at=ended_at)
+
+
+def _success_text(end: _End) -> str:
+    """``finished after 2 h 10 min in 3 attempts``."""
+    attempt = end.attempt
+    text = "finished"
+    if attempt.started_at is not None:
+        # The time between its attempts does not count.
+        measured = replace(attempt, exit=end.task.exit_record).ran_seconds(end.task.ended_at)
+        trained = (end.run.ended_seconds or 0.0) + (measured or 0.0)
+        text += f" after {units.duration(trained)}"
+    if attempt.number > 1:
+        text += f" in {attempt.number} attempts"
+    return text
 
 
 def _write_early_end(end: _End, step: int, total: int) -> None:
@@ -292,40 +322,40 @@ def _write_early_end(end: _End, step: int, total: int) -> None:
 
 
 def _write_failure(end: _End, machine: MachineContext | None) -> None:
-    context = end.context
-    connection = end.context.connection
     incident = end.findings.incident
-    run_id = end.run.run_id
-    ended_at = end.task.ended_at
-    now = context.now()
     failed = _failed_attempt(end, machine)
     plan = decide(failed)
-    unsound = end.unsound_step()
-    if unsound is not None and not end.was_ever_sound():
-        plan = replace(plan, reason=f"{plan.reason}; {end.unsound_remark(unsound)}")
-    retries = plan.verdict == "retry"
-    with repository.transaction(connection):
+    unsound_step = end.unsound_step()
+    if unsound_step is not None and not end.was_ever_sound():
+        plan = replace(plan, reason=f"{plan.reason}; {end.unsound_remark(unsound_step)}")
+    severity: Severity = "warning" if plan.verdict == "retry" else "error"
+    with repository.transaction(end.context.connection):
         _close(end, "failed", end.task.exit_record or {}, plan)
         _set_last_outcome(end, "met another incident")
         _put_incident(end, plan)
-        end.note("incident", incident.summary, "error", incident.kind, ended_at)
-        severity: Severity = "warning" if retries else "error"
+        end.note("incident", incident.summary, "error", incident.kind, end.task.ended_at)
         end.note("decision", plan.reason, severity, plan.verdict)
-        if retries:
-            repository.set_next_attempt(
-                connection,
-                run_id,
-                params=plan.params,
-                resume_from=plan.resume_from,
-                not_before=now + plan.delay_seconds,
-            )
-            end.move(RunState.RECOVERING, incident.summary, now)
+        if plan.verdict == "retry":
+            _recover(end, plan)
         else:
             target = RunState.STOPPED if incident.kind == "stopped_outside" else RunState.FAILED
-            end.move(target, reason_of_end(failed, plan), ended_at)
+            end.move(target, reason_of_end(failed, plan), end.task.ended_at)
         _take_effect(end, plan)
-    work = partial(_keep_evidence, context.workspace, end.task, end.findings, plan)
-    context.jobs.start(f"keeping the evidence of {run_id}", work, deadline_seconds=KEEP_SECONDS)
+    work = partial(_keep_evidence, end.context.workspace, end.task, end.findings, plan)
+    end.context.jobs.start(f"keeping the evidence of {end.run.run_id}", work, deadline_seconds=KEEP_SECONDS)
+
+
+def _recover(end: _End, plan: RecoveryPlan) -> None:
+    """Let the run wait for its next attempt, as planned."""
+    now = end.context.now()
+    repository.set_next_attempt(
+        end.context.connection,
+        end.run.run_id,
+        params=plan.params,
+        resume_from=plan.resume_from,
+        not_before=now + plan.delay_seconds,
+    )
+    end.move(RunState.RECOVERING, end.findings.incident.summary, now)
 
 
 def _keep_evidence(workspace: Workspace, task: PostmortemTask, findings: PostmortemResult, plan: RecoveryPlan) -> None:
@@ -342,19 +372,13 @@ def _failed_attempt(end: _End, machine: MachineContext | None) -> FailedAttempt:
     run_id = end.run.run_id
     number = end.attempt.number
     choice = end.findings.checkpoints
-    rows: Rows = ()
-    infos = unreadable = doubted = None
-    if choice is not None:
-        rows = choice.rows
-        infos = choice.infos
-        unreadable = choice.unreadable
-        doubted = choice.doubted
+    rows: Rows = choice.rows if choice is not None else ()
     stored = RunHistory.read(connection, end.run)
-    sound = without_unsound_steps(stored.attempts, stored.lines)
-    history = stored._replace(attempts=sound, checkpoints=list(rows))
+    sound_attempts = without_unsound_steps(stored.attempts, stored.lines)
+    history = stored._replace(attempts=sound_attempts, checkpoints=list(rows))
     again = has_event(connection, "steps_restarted", run_id=run_id)
     progress = progress_of(history, number, ended_at=end.task.ended_at, steps_start_again=again)
-    return FailedAttempt(
+    failed = FailedAttempt(
         run_id=run_id,
         number=number,
         incident=end.findings.incident,
@@ -363,11 +387,12 @@ def _failed_attempt(end: _End, machine: MachineContext | None) -> FailedAttempt:
         params=end.run.params,
         policy=end.task.resolved.policy,
         history=past_decisions(history, steps_start_again=again),
-        checkpoints=infos,
-        unreadable=unreadable,
-        doubted=doubted,
+        checkpoints=None,
         machine=machine or MachineContext(),
     )
+    if choice is None:
+        return failed
+    return replace(failed, checkpoints=choice.infos, unreadable=choice.unreadable, doubted=choice.doubted)
 
 
 def machine_context(context: AgentContext, task: PostmortemTask, gpus: Sequence[GpuAvailability]) -> MachineContext:
@@ -377,14 +402,11 @@ def machine_context(context: AgentContext, task: PostmortemTask, gpus: Sequence[
     run_dir = context.workspace.run_dir(attempt.run_id)
     folder = checkpoint_directory(spec, run_dir)
     needed = spec.gpus.memory_bytes or 0
-    # A run whose profile names its GPUs must not use others.
-    others = [gpu for gpu in gpus if gpu.uuid not in attempt.gpus and not spec.gpus.uuids]
-    spares = [
-        gpu.uuid
-        for gpu in others
-        if not gpu.holders and gpu.blocked_by is None
-        if gpu.free_bytes is None or gpu.free_bytes >= needed
-    ]
+    others: list[GpuAvailability] = []
+    if not spec.gpus.uuids:  # a run whose profile names its GPUs must not use others
+        others = [gpu for gpu in gpus if gpu.uuid not in attempt.gpus]
+    unused = [gpu for gpu in others if not gpu.holders and gpu.blocked_by is None]
+    spares = [gpu.uuid for gpu in unused if gpu.free_bytes is None or gpu.free_bytes >= needed]
     later = [gpu.uuid for gpu in others if not gpu.out_of_service and gpu.uuid not in spares]
     no_pruning = None
     if folder is not None and not folder.is_relative_to(run_dir):
@@ -402,25 +424,31 @@ def _close(end: _End, state: str, record: Mapping[str, Any], plan: RecoveryPlan 
     connection = end.context.connection
     attempt = end.attempt
     task = end.task
-    findings = end.findings
     repository.end_attempt(
         connection, attempt.run_id, attempt.number, state=state, ended_at=task.ended_at, exit_record=record or None
     )
     search = task.checkpoints
-    choice = findings.checkpoints
-    missed = findings.unmatched
+    choice = end.findings.checkpoints
     if search is None or choice is None:
         return
     rows = choice.rows
-    now = end.context.now()
     if plan is not None:
         rows = tuple(plan.applied_to(rows))
+    now = end.context.now()
     checkpoint_survey.attempt_ended(connection, search, rows, task.folder, is_seen=choice.is_seen, now=now)
-    # Told once per run. An attempt that did not finish may have saved none yet, so that it counts
-    # only if it saved files with a similar name.
-    if missed is None or (state != "succeeded" and missed.lookalike is None):
+    _note_unmatched(end, search, has_succeeded=state == "succeeded")
+
+
+def _note_unmatched(end: _End, search: CheckpointSearch, *, has_succeeded: bool) -> None:
+    """Tell once per run that no file matched the pattern of its checkpoints.
+
+    An attempt that did not finish may have saved none yet, so that it counts only if it saved files with a similar
+    name.
+    """
+    missed = end.findings.unmatched
+    if missed is None or (missed.lookalike is None and not has_succeeded):
         return
-    if has_event(connection, "checkpoints_unmatched", run_id=attempt.run_id, key=search.pattern):
+    if has_event(end.context.connection, "checkpoints_unmatched", run_id=end.run.run_id, key=search.pattern):
         return
     remedy = "see whether it saves any, and where"
     if missed.lookalike is not None:
@@ -484,15 +512,8 @@ def _take_effect(end: _End, plan: RecoveryPlan) -> None:
     effect = plan.effect
     now = end.context.now()
     run_id = end.run.run_id
-    number = end.attempt.number
     kind = end.findings.incident.kind
-    reason = KINDS[kind].title
-    uuids = effect.quarantine
-    quarantine_failed(connection, uuids, run_id, number, reason=reason, now=now)
-    for uuid in uuids:
-        repository.end_lease(connection, run_id, uuid)
-        remedy = f"when it is well, gputui gpus --clear {uuid}"
-        end.note("gpu_quarantined", f"{uuid} is in quarantine: {reason}, under {run_id}; {remedy}", "error", uuid)
+    _quarantine(end, effect.quarantine, now)
     if plan.verdict != "retry":
         return
     if kind == SHARED_OOM:
@@ -503,6 +524,18 @@ def _take_effect(end: _End, plan: RecoveryPlan) -> None:
     repository.take_leases(connection, run_id, effect.replacements, now)
     preconditions = [asdict(precondition) for precondition in effect.preconditions]
     repository.put_next_attempt(connection, run_id, env=effect.env, preconditions=preconditions, now=now)
+
+
+def _quarantine(end: _End, uuids: Sequence[str], now: float) -> None:
+    """Put GPUs in quarantine for the incident; the run returns them."""
+    connection = end.context.connection
+    run_id = end.run.run_id
+    reason = KINDS[end.findings.incident.kind].title
+    quarantine_failed(connection, uuids, run_id, end.attempt.number, reason=reason, now=now)
+    for uuid in uuids:
+        repository.end_lease(connection, run_id, uuid)
+        remedy = f"when it is well, gputui gpus --clear {uuid}"
+        end.note("gpu_quarantined", f"{uuid} is in quarantine: {reason}, under {run_id}; {remedy}", "error", uuid)
 
 
 def give_up(context: AgentContext, run: Run, reason: str) -> None:

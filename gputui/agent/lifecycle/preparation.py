@@ -32,6 +32,7 @@ from gputui.runs.stored_spec import spec_of
 from gputui.runs.submission import SPEC_FILE, read_spec, write_private
 from gputui.store.attempts import Attempt, get_attempt
 from gputui.store.run_states import RunState
+from gputui.store.runs import Run
 
 
 class LaunchError(Exception):
@@ -100,7 +101,6 @@ def _write_folder(context: AgentContext, start: Start, grant: Grant) -> _Prepare
     or OSError."""
     run = start.run
     ingest = context.ingest
-    executor = grant.executor
     now = context.now()
     run_dir = context.workspace.run_dir(run.run_id)
     (run_dir / "attempts").mkdir(mode=PRIVATE_DIR_MODE, exist_ok=True)
@@ -117,7 +117,30 @@ def _write_folder(context: AgentContext, start: Start, grant: Grant) -> _Prepare
         placement=_placement(spec, start, grant),
     )
     launch = build(checkpoint=run.resume_from)
-    plan: dict[str, Any] = {
+    plan = _plan(context, start, grant, spec, number=number, now=now)
+    if not grant.executor.places_gpus:
+        launch = without_gpus(launch)
+        plan |= _runner_fields(spec, run_dir, build, _history_for_target(context, run, grant.executor, spec))
+        # A start by a person uses the current code, a restart the code of the attempt before.
+        plan["keeps_code"] = run.not_before is not None
+    folder = run_dir / "attempts" / str(number)
+    ends = ingest.ends.of(run.run_id)
+    for name in ("", "nodes", FIRST_NODE):
+        (folder / name).mkdir(mode=PRIVATE_DIR_MODE, exist_ok=True)
+    plan["metrics_bytes"] = ingest.ends.sizes(run.run_id, ends)
+    write_private(folder / "attempt.json", {**launch.to_json(), **plan})
+    return _Prepared(number, now, folder, spec=spec, launch=launch, ends=ends)
+
+
+def _plan(
+    context: AgentContext, start: Start, grant: Grant, spec: RunSpec, *, number: int, now: float
+) -> dict[str, Any]:
+    """The fields of attempt.json besides the command, as every executor needs them."""
+    run = start.run
+    shell = None
+    if spec.shell is not None:
+        shell = asdict(spec.shell)
+    return {
         "output": f"{FIRST_NODE}/{OUTPUT}",
         "run_id": run.run_id,
         "attempt": number,
@@ -128,24 +151,16 @@ def _write_folder(context: AgentContext, start: Start, grant: Grant) -> _Prepare
         "lock_files": list(grant.lock_files),
         "gpu_share": grant.gpu_share,
         "workspace": context.workspace.label,
-        "shell": None if spec.shell is None else asdict(spec.shell),
+        "shell": shell,
         "agent": agent_for_executor(context.workspace),
     }
-    if not executor.places_gpus:
-        launch = without_gpus(launch)
-        history = []
-        if not executor.sees_checkpoints(spec.target or {}):
-            history = checkpoint_survey.attempts_to_resume(context.connection, context.workspace, run)
-        plan |= _runner_fields(spec, run_dir, build, history)
-        # A start by a person uses the current code, a restart the code of the attempt before.
-        plan["keeps_code"] = run.not_before is not None
-    folder = run_dir / "attempts" / str(number)
-    ends = ingest.ends.of(run.run_id)
-    for name in ("", "nodes", FIRST_NODE):
-        (folder / name).mkdir(mode=PRIVATE_DIR_MODE, exist_ok=True)
-    plan["metrics_bytes"] = ingest.ends.sizes(run.run_id, ends)
-    write_private(folder / "attempt.json", {**launch.to_json(), **plan})
-    return _Prepared(number, now, folder, spec=spec, launch=launch, ends=ends)
+
+
+def _history_for_target(context: AgentContext, run: Run, executor: Executor, spec: RunSpec) -> list[dict[str, Any]]:
+    """The attempts whose checkpoints the target may choose from; none where they are seen from here."""
+    if executor.sees_checkpoints(spec.target or {}):
+        return []
+    return checkpoint_survey.attempts_to_resume(context.connection, context.workspace, run)
 
 
 def _placement(spec: RunSpec, start: Start, grant: Grant) -> Placement:
@@ -164,8 +179,11 @@ def _write_rows(context: AgentContext, start: Start, grant: Grant, prepared: _Pr
     """Write the attempt's row, its leases and its event in one transaction."""
     run = start.run
     uuids = start.uuids
-    number, now, folder, spec, launch, ends = prepared
-    stored = redact_launch(launch, Redactor(secrets_of(spec)))
+    number = prepared.number
+    now = prepared.created_at
+    folder = prepared.folder
+    spec = prepared.spec
+    stored = redact_launch(prepared.launch, Redactor(secrets_of(spec)))
     with repository.transaction(context.connection) as connection:
         repository.release_leases(connection, run.run_id, keep=uuids)
         repository.take_leases(connection, run.run_id, uuids, now, share=grant.gpu_share)
@@ -176,16 +194,24 @@ def _write_rows(context: AgentContext, start: Start, grant: Grant, prepared: _Pr
         repository.drop_next_attempt(connection, run.run_id)
         checkpoints, _ = watched_checkpoints(spec_of(run), context.workspace.run_dir(run.run_id))
         checkpoint_survey.attempt_begins(connection, run, number, checkpoints, folder)
-        context.ingest.begin_attempt(run.run_id, number, rank_output(spec, len(uuids), folder), ends)
+        output = rank_output(spec, len(uuids), folder)
+        context.ingest.begin_attempt(run.run_id, number, output, prepared.ends)
         repository.move(connection, run, RunState.STARTING, cause=f"attempt {number}", now=now)
-        text = f"attempt {number} starts"
-        if spec.target is not None:
-            text += f" on {spec.target['name']}"
-        elif uuids:
-            text += f" on {count_of(len(uuids), 'GPU')}"
-        if run.resume_from:
-            text += f" from {Path(run.resume_from).name}"
-        context.note("attempt_started", text, run.run_id, number)
+        context.note("attempt_started", _start_text(start, prepared), run.run_id, number)
+
+
+def _start_text(start: Start, prepared: _Prepared) -> str:
+    """``attempt 2 starts on 4 GPUs from step_90.pt``."""
+    target = prepared.spec.target
+    resume_from = start.run.resume_from
+    text = f"attempt {prepared.number} starts"
+    if target is not None:
+        text += f" on {target['name']}"
+    elif start.uuids:
+        text += f" on {count_of(len(start.uuids), 'GPU')}"
+    if resume_from:
+        text += f" from {Path(resume_from).name}"
+    return text
 
 
 def _runner_fields(
@@ -204,13 +230,18 @@ def _runner_fields(
         resume = {"folder": str(folder), "pattern": spec.checkpoints.pattern}
         resume |= {"argv": again.argv, "env": again.env}
     # Limits and environment are those of the target; file permissions those of the shell here.
-    shell = clients = None
+    shell = None
+    clients = None
     if spec.shell is not None:
         clients = spec.shell.clients
         if spec.shell.umask is not None:
             shell = {"umask": spec.shell.umask}
-    checkpoints = None if folder is None else str(folder)
-    lineage = [] if resume is None else history
+    checkpoints = None
+    if folder is not None:
+        checkpoints = str(folder)
+    lineage = history
+    if resume is None:
+        lineage = []
     paths = [source.path for source in spec.metrics if source.path is not None]
     return {
         "shell": shell,
