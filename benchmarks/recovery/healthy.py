@@ -142,7 +142,7 @@ class Run:
         yield Stretch(min(1800.0, draw.lognormvariate(math.log(25.0), 1.2)), "start")
         if draw.random() < 0.4:
             alone = self.ranks > 1 and draw.random() < 0.3
-            activity = "compile alone" if alone else "compile"
+            activity: Activity = "compile alone" if alone else "compile"
             yield Stretch(min(3600.0, draw.lognormvariate(math.log(120.0), 1.0)), activity)
 
     def _pauses(self, spent: float) -> Iterator[Stretch]:

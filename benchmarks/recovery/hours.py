@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from benchmarks.recovery.healthy import Broken, Run, Stretch
+from benchmarks.recovery.healthy import Activity, Broken, Run, Stretch
 from benchmarks.recovery.watcher import REMARKS, Alarm, Watcher
 
 FAULTS = ("hang", "nan_loss", "divergence", "loss_spike", "gradient_spike", "straggler", "memory_leak")
@@ -118,12 +118,19 @@ def _broken(fault: str, chance: random.Random) -> tuple[Alarm | None, float, int
     return (alarm if broke else None), (broke[0] if broke else 0.0), run.count - breaks_at
 
 
+def _hang(ranks: int, chance: random.Random) -> Activity:
+    """A rank that was stopped, ranks that wait for each other, or one that waits for anything else."""
+    if ranks == 1:
+        return "wait"
+    if chance.random() < 0.3:
+        return "stopped"
+    return "spin"
+
+
 def _break(run: Run, fault: str, now: float, chance: random.Random) -> None:
     match fault:
         case "hang":
-            stops = run.ranks > 1 and chance.random() < 0.3
-            hang = "stopped" if stops else "spin" if run.ranks > 1 else "wait"
-            run.broken = Broken(hang=hang)
+            run.broken = Broken(hang=_hang(run.ranks, chance))
         case "nan_loss":
             run.broken = Broken(nan=True)
         case "divergence":
