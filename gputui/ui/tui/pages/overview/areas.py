@@ -86,16 +86,16 @@ def share_rows(width: int, height: int, needs: AreaNeeds, *, is_framed: bool | N
     if is_framed is None:
         is_framed = is_boxed(width, height + 2)
     # Lines of a panel beside its rows.
-    frame = 1
-    if is_framed:
-        frame = 2
+    frame = 2 if is_framed else 1
     # Shared as without what passes, so that no panel moves for it but the events.
     whole = height + passing
-    runs_in_sight, events, least_events = _in_sight(whole, needs, frame, is_framed=is_framed)
-    gpus = min(height, max(0, needs.gpus(max(2, whole - runs_in_sight - events))))
+    in_sight = _in_sight(whole, needs, frame, is_framed=is_framed)
+    gpus = min(height, max(0, needs.gpus(max(2, whole - in_sight.runs - in_sight.events))))
     rest = max(0, whole - gpus)
     is_beside = bool(needs.processes) and width >= BESIDE_WIDTH
+    events = in_sight.events
     if is_beside and events:
+        # They share their lines with all processes.
         events = max(events, min(frame + 1 + needs.processes, rest // 3))
     all_runs = frame + max(1, needs.runs)
     runs_beside_charts = min(all_runs, frame + RUNS_BESIDE_CHARTS)
@@ -103,28 +103,44 @@ def share_rows(width: int, height: int, needs: AreaNeeds, *, is_framed: bool | N
     processes = 0
     if events and not is_beside:
         processes = _few_processes(needs, frame, spare, all_runs - runs_beside_charts)
-    least_spare = height - gpus - runs_in_sight - least_events
+    # What passes may take the lines of events and runs down to these, and the charts stay.
+    spare_at_least = height - gpus - in_sight.runs - in_sight.least_events
     charts = 0
-    if needs.has_charts and min(spare, least_spare) - processes >= CHARTS_LEAST:
+    if needs.has_charts and min(spare, spare_at_least) - processes >= CHARTS_LEAST:
         charts = CHARTS_LEAST
     runs = max(0, min(all_runs, rest - events - charts - processes))
     if not is_beside:
-        kept_events = max(events - passing, least_events)
-        runs = min(runs, max(runs_in_sight, height - gpus - charts - processes - kept_events))
+        kept_events = max(events - passing, in_sight.least_events)
+        runs = min(runs, max(in_sight.runs, height - gpus - charts - processes - kept_events))
     runs = min(runs, height - gpus)
     return _grown(Rows(gpus, runs, charts, processes, is_beside=is_beside), needs, height, frame)
 
 
-def _in_sight(whole: int, needs: AreaNeeds, frame: int, *, is_framed: bool) -> tuple[int, int, int]:
-    """The lines of runs and of events that the GPUs leave, and those of events that also a message leaves."""
+class _InSight(NamedTuple):
+    """The lines of runs and events that stay in sight.
+
+    Attributes:
+        runs: those that neither the GPUs nor what passes take.
+        events: those that the GPUs do not take.
+        least_events: those that also what passes does not take.
+    """
+
+    runs: int
+    events: int
+    least_events: int
+
+
+def _in_sight(whole: int, needs: AreaNeeds, frame: int, *, is_framed: bool) -> _InSight:
     all_runs = frame + max(1, needs.runs)
     if whole < HEIGHT_OF_EVENTS:
-        return min(all_runs, frame + 2), 0, 0
-    few_events = LEAST_EVENTS
-    if is_framed:
-        few_events = FEW_EVENTS
+        return _InSight(min(all_runs, frame + 2), events=0, least_events=0)
+    few_events = FEW_EVENTS if is_framed else LEAST_EVENTS
     listed = max(1, needs.events)
-    return min(all_runs, frame + RUNS_IN_SIGHT), frame + min(few_events, listed), frame + min(LEAST_EVENTS, listed)
+    return _InSight(
+        min(all_runs, frame + RUNS_IN_SIGHT),
+        events=frame + min(few_events, listed),
+        least_events=frame + min(LEAST_EVENTS, listed),
+    )
 
 
 def _few_processes(needs: AreaNeeds, frame: int, spare: int, more_runs: int) -> int:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
+from math import ceil
 from statistics import fmean
 from typing import NamedTuple
 
@@ -99,7 +101,7 @@ class ChartSubject(NamedTuple):
         """The styles of utilisation and memory: the steps of load that the table has."""
         if self.state != "ok":
             return "stale", "stale"
-        memory = to_percent([self.memory_used_bytes], self.memory_total_bytes)[0]
+        (memory,) = to_percent([self.memory_used_bytes], self.memory_total_bytes)
         return load_style("load", self.utilization_percent or 0.0), load_style("memory", memory or 0.0)
 
     @property
@@ -122,13 +124,12 @@ class ChartSubject(NamedTuple):
     def figures_in(self, width: int) -> int:
         """How many `figures` fit into a chart of this width, whatever they will be: a heading that fits today and not
         in a second would flicker. The name is always there."""
-        memory = 2 + max(len("0.4"), len(gigabytes(self.memory_total_bytes).strip()))
-        room = _inner(width, BOXED_FROM)[0] - len(f" {self.name} ")
-        number = 1
-        for cells in (_WIDEST_UTILIZATION, memory, _WIDEST_TEMPERATURE):
-            room -= cells
-            number += room >= 0
-        return number
+        most_memory = max(len("0.4"), len(gigabytes(self.memory_total_bytes).strip()))
+        widest_memory = len(" G") + most_memory
+        inner, _ = _inner(width, BOXED_FROM)
+        room = inner - len(f" {self.name} ")
+        widths = accumulate((_WIDEST_UTILIZATION, widest_memory, _WIDEST_TEMPERATURE))
+        return 1 + sum(needed <= room for needed in widths)
 
 
 class GpuCharts:
@@ -141,14 +142,14 @@ class GpuCharts:
     def lines(self, snapshot: Snapshot, width: int, height: int) -> list[Line]:
         """The charts in ``height`` lines, in rows of equally many. The last GPUs are left out if not all have room;
         the chart of all is there if it has room without another row or shorter headings."""
-        most = max(1, width // CHART_WIDTH)
-        gpus = snapshot.gpus[: most * max(1, height // CHART_HEIGHT)]
-        histories = snapshot.gpu_history
-        down = max(1, -(-len(gpus) // most))
+        most_across = max(1, width // CHART_WIDTH)
+        most_down = max(1, height // CHART_HEIGHT)
+        gpus = snapshot.gpus[: most_across * most_down]
+        down = max(1, ceil(len(gpus) / most_across))
         subjects, figures = _chart_subjects(snapshot, gpus, width, down)
-        across = max(1, -(-len(subjects) // down))
+        across = max(1, ceil(len(subjects) / down))
         sizes = [(columns, rows) for rows in _shared(height, down) for columns in _shared(width, across)]
-        drawn_for = (width, height, [gpu.uuid for gpu in gpus], histories)
+        drawn_for = (width, height, [gpu.uuid for gpu in gpus], snapshot.gpu_history)
         if drawn_for != self._drawn_for:
             self._drawn_for = drawn_for
             self._plots = [_plot(subject, *_inner(*size)) for subject, size in zip(subjects, sizes, strict=False)]
@@ -156,10 +157,12 @@ class GpuCharts:
             _chart(subject, plot, *size, figures)
             for subject, plot, size in zip(subjects, self._plots, sizes, strict=False)
         ]
-        charts += [[fit_line([], columns)] * rows for columns, rows in sizes[len(charts) :]]
-        return [
-            line for first in range(0, len(charts), across) for line in join_blocks(*charts[first : first + across])
-        ]
+        blanks = [[fit_line([], columns)] * rows for columns, rows in sizes[len(charts) :]]
+        blocks = [*charts, *blanks]
+        lines: list[Line] = []
+        for first in range(0, len(blocks), across):
+            lines += join_blocks(*blocks[first : first + across])
+        return lines
 
 
 def _chart_subjects(
@@ -168,11 +171,13 @@ def _chart_subjects(
     """What is charted in ``down`` rows: each GPU, and first all of them together where that costs neither another row
     nor figures; and the number of figures in each heading."""
     of_each = [ChartSubject.of_gpu(gpu, snapshot.gpu_history.get(gpu.uuid)) for gpu in gpus]
-    figures = _figures_in_all(of_each, width, max(1, -(-len(of_each) // down)))
+    figures = _figures_in_all(of_each, width, max(1, ceil(len(of_each) / down)))
+    if len(gpus) < 2:
+        return of_each, figures
     with_all = [ChartSubject.of_all(gpus, of_each), *of_each]
-    across = -(-len(with_all) // down)
+    across = ceil(len(with_all) / down)
     has_room = across <= max(1, width // CHART_WIDTH)
-    if len(gpus) > 1 and has_room and _figures_in_all(with_all, width, across) >= figures:
+    if has_room and _figures_in_all(with_all, width, across) >= figures:
         return with_all, figures
     return of_each, figures
 

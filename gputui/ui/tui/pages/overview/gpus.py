@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import zip_longest
+from math import ceil
 from typing import NamedTuple
 
 from gputui.core.text import clean
-from gputui.metrics.draw.parts import Line
+from gputui.metrics.draw.parts import Line, Span
 from gputui.ui.tui.layout.columns import (
     Column,
     FittedColumns,
@@ -54,6 +56,11 @@ class GpuGrid(NamedTuple):
     down: int
     top: int
 
+    @property
+    def visible(self) -> slice:
+        """Which GPUs are shown."""
+        return slice(self.top, self.top + self.across * self.down)
+
     def index_at(self, x: int, y: int, width: int) -> int:
         """The index of the GPU in a cell of the panel of ``width`` cells; -1 beside the rows."""
         row = y - HEAD_ROWS
@@ -64,16 +71,21 @@ class GpuGrid(NamedTuple):
 
 
 def gpu_grid(snapshot: Snapshot, width: int, height: int, top: int, cursor: str | None = None) -> GpuGrid:
-    """The grid of a panel of this size that shows the GPU under the cursor, scrolled as little as needed."""
+    """The grid of a panel of this size that shows the GPU under the cursor.
+
+    Args:
+        top: the index of the GPU at the top until now; it changes as little as needed.
+        cursor: the UUID of the GPU under the cursor.
+    """
     uuids = [gpu.uuid for gpu in snapshot.gpus]
     count = len(uuids)
     room = max(1, height - HEAD_ROWS - _has_host(count, height))
     across = 2 if count > room and width >= 2 * SHORT_ROW_WIDTH else 1
-    down = min(room, -(-count // across))
+    down = min(room, ceil(count / across))
     visible = across * down
     index = index_of(uuids, cursor, top)
-    top = max(min(top, index), index - visible + 1)
-    return GpuGrid(across, down, max(0, min(top, count - visible)))
+    top_of_cursor = max(min(top, index), index - visible + 1)
+    return GpuGrid(across, down, max(0, min(top_of_cursor, count - visible)))
 
 
 def gpu_height(snapshot: Snapshot, width: int, most: int) -> int:
@@ -98,27 +110,34 @@ def gpu_panel(
         is_framed: whether it has a frame.
     """
     inner = width - 2 if is_framed else width
-    if snapshot.gpus:
+    figures: list[list[Span]] = []
+    if not snapshot.gpus:
+        rows = no_gpu_lines(snapshot, inner)
+    else:
         grid = gpu_grid(snapshot, inner, height, top, cursor)
         rows = _rows(snapshot, grid, inner, cursor)
-        hidden = len(snapshot.gpus) - grid.across * grid.down
-        figures = gpu_figures(snapshot)
-        if hidden > 0:
-            last = grid.top + grid.across * grid.down
-            figures.insert(0, [(f"{grid.top + 1}–{last} of {len(snapshot.gpus)}", "warn")])
-    else:
-        rows = no_gpu_lines(snapshot, inner)
-        figures = []
+        figures = [*_position(grid, len(snapshot.gpus)), *gpu_figures(snapshot)]
     has_host = is_framed or _has_host(len(snapshot.gpus), height)
     lines = [rule("GPUS", inner, figures=figures), *rows[: max(0, height - 1 - has_host)]]
-    if not has_host:
-        return lines[:height]
-    host = host_figures(snapshot, inner)
     if is_framed:
-        return box(lines, width, rule("HOST", inner, figures=host))
-    spans = [[("  ", "label"), *figure] for figure in host]
-    spans[0][0] = (" host  ", "label")
-    return [*lines, fit_parts(spans, width)][:height]
+        return box(lines, width, rule("HOST", inner, figures=host_figures(snapshot, inner)))
+    if has_host:
+        lines.append(_host_line(snapshot, width))
+    return lines[:height]
+
+
+def _position(grid: GpuGrid, count: int) -> list[list[Span]]:
+    """``1–8 of 12``, where not all GPUs are shown."""
+    visible = grid.visible
+    if grid.across * grid.down >= count:
+        return []
+    return [[(f"{visible.start + 1}–{visible.stop} of {count}", "warn")]]
+
+
+def _host_line(snapshot: Snapshot, width: int) -> Line:
+    first, *others = host_figures(snapshot, width)
+    parts = [[(" host  ", "label"), *first], *([("  ", "label"), *figure] for figure in others)]
+    return fit_parts(parts, width)
 
 
 def _rows(snapshot: Snapshot, grid: GpuGrid, width: int, cursor: str | None) -> list[Line]:
@@ -131,32 +150,38 @@ def _rows(snapshot: Snapshot, grid: GpuGrid, width: int, cursor: str | None) -> 
     if grid.across == 1 and width >= NARROW:
         listed = columns(rows, width)
     fitted = fit_columns(drop_empty(listed, rows), row_width - 1)
-    visible = rows[grid.top : grid.top + grid.across * grid.down]
-    lines = [_gpu_line(fitted, row, snapshot.at, row_width, cursor) for row in visible]
+    lines = [_gpu_line(fitted, row, snapshot.at, row_width, cursor) for row in rows[grid.visible]]
     head = _with_cursor(head_line(fitted, row_width - 1))
     if grid.across == 1:
         return [head, *lines]
+    first_column = [head, *lines[: grid.down]]
+    second_column = [head, *lines[grid.down :]]
     gap = ("  ", "text")
-    second: Sequence[Line] = [*lines[grid.down :], *[[] for _ in range(2 * grid.down - len(lines))]]
-    pairs = zip([head, *lines[: grid.down]], [head, *second], strict=True)
-    return [fit_line([*line, gap, *beside], width) for line, beside in pairs]
+    blank: Line = []
+    pairs = zip_longest(first_column, second_column, fillvalue=blank)
+    return [fit_line([*first, gap, *second], width) for first, second in pairs]
 
 
 def _gpu_line(fitted: FittedColumns[GpuRow], row: GpuRow, now: float, width: int, cursor: str | None) -> Line:
     gpu = row.gpu
-    failed = row.quarantined
     style = "stale" if gpu.state == "stale" else None
     if gpu.state == "lost":
         line = fit_line([(f"{gpu.index:>2} ", "text"), *lost_spans(row, now)], width - 1)
-    elif failed is not None and gpu.run_id is None:
+    elif row.quarantined is not None and gpu.run_id is None:
         # Beside its values, in place of a run's.
-        values = fitted[: next(number for number, (column, _) in enumerate(fitted) if column.cell is user_spans)]
+        values = _columns_before_user(fitted)
         values_width = sum(room + column.gap for column, room in values)
-        why = [(f"⊘ since {dated_clock(failed.since, now)}: ", "warn"), (clean(failed.words), "text")]
-        line = [*row_line(values, row, values_width, style), *fit_line(why, width - 1 - values_width)]
+        since = f"⊘ since {dated_clock(row.quarantined.since, now)}: "
+        reason = fit_line([(since, "warn"), (clean(row.quarantined.words), "text")], width - 1 - values_width)
+        line = [*row_line(values, row, values_width, style), *reason]
     else:
         line = row_line(fitted, row, width - 1, style)
     return _with_cursor(line, gpu.uuid == cursor)
+
+
+def _columns_before_user(fitted: FittedColumns[GpuRow]) -> FittedColumns[GpuRow]:
+    cells = [column.cell for column, _ in fitted]
+    return fitted[: cells.index(user_spans)]
 
 
 def _with_cursor(line: Line, is_current: bool = False) -> Line:

@@ -21,7 +21,7 @@ from gputui.store.studies import StudyState, TrialRecord, TrialState
 from gputui.studies import pictures
 from gputui.studies.analysis import best_trial, rank_trials, split_by_objective
 from gputui.studies.results import StudyResults
-from gputui.studies.spec import StudySpec
+from gputui.studies.spec import Objective, StudySpec
 from gputui.ui.tui.layout.charts import SHAPES
 from gputui.ui.tui.layout.columns import (
     Column,
@@ -63,6 +63,29 @@ TRIAL_SIGNS = {
     for state, (glyph, style) in _GLYPHS_AND_STYLES.items()
 }
 _PALE = (TrialState.PRUNED, TrialState.STOPPED, TrialState.INFEASIBLE, TrialState.FAILED)
+
+DOT_HEIGHT = 1 / 30
+"""Height of a point, as a fraction of the range of values."""
+
+CHART_LEAST = 10
+"""Least height of a chart with the importance of parameters below it."""
+
+_WIDTH_OF_TWO = 70
+"""From this width on two charts are side by side."""
+
+_LEAST_HEIGHT = 7
+"""Least height of a chart below others."""
+
+_GUTTER = 7
+_END_NAMES = 11
+"""Cells at the right of the trials' curves for their names."""
+
+_VIEWS: Mapping[View, tuple[str, str]] = {
+    "values": ("VALUES", "by end of trial · "),
+    "slices": ("VALUE OVER PARAMETERS", "by importance, grey: pruned · "),
+    "curves": ("CURVES", "others grey · "),
+    "front": ("OBJECTIVES", ""),
+}
 
 
 class TrialList(ListState, frozen=True):
@@ -121,14 +144,27 @@ def trial_rows(study: StudyResults, state: TrialList, runs: Mapping[str, RunRow]
     for trial in filter_rows(study.trials, state.filter_text, _search_text):
         run = runs.get(trial.run_id or "")
         rungs = {value.rung: value.value for value in study.rungs.get(trial.number, ())}
-        curve = tuple(map(rungs.get, range(1, farthest + 1)))
+        curve = tuple(rungs.get(rung) for rung in range(1, farthest + 1))
         if not farthest and run is not None and objective.metric in (LOSS, run.progress.loss_name):
             curve = run.progress.losses
-        loss = None
-        if trial.state is TrialState.COMPLETE and trial.value is not None and math.isfinite(trial.value):
-            loss = objective.sign * trial.value
-        rows.append(TrialRow(trial, trial_sign(trial, run), curve, is_best=trial.number in best, loss=loss, run=run))
+        rows.append(
+            TrialRow(
+                trial,
+                trial_sign(trial, run),
+                curve,
+                is_best=trial.number in best,
+                loss=_loss(trial, objective),
+                run=run,
+            )
+        )
     return order_named(ORDERS, state.order).sorted(rows)
+
+
+def _loss(trial: TrialRecord, objective: Objective) -> float | None:
+    """A complete trial's value, of which less is better."""
+    if trial.state is not TrialState.COMPLETE or trial.value is None or not math.isfinite(trial.value):
+        return None
+    return objective.sign * trial.value
 
 
 def _search_text(trial: TrialRecord) -> str:
@@ -242,21 +278,25 @@ def detail_lines(row: TrialRow | None, now: float, width: int) -> list[Line]:
         return []
     trial = row.trial
     point = ", ".join(f"{clean(name)} {clean(parameter(value))}" for name, value in trial.params.items())
-    first: list[Span] = [(" ", "text"), _state(row), (f" · {point}", "text")]
+    what: list[Span] = [(" ", "text"), _state(row), (f" · {point}", "text")]
     run = f"run {clean(trial.run_id)}" if trial.run_id else "no run yet"
-    second: list[Span] = [(f" {run} · began {dated_clock(trial.created_at, now)}", "dim")]
+    course: list[Span] = [(f" {run} · began {dated_clock(trial.created_at, now)}", "dim")]
     if trial.ended_at is not None:
-        seconds: float | None = trial.ended_at - trial.created_at
-        if row.run is not None:
-            seconds = row.run.run.trained_seconds(now)
-        second.append((f" · took {duration(seconds)}", "dim"))
+        course.append((f" · took {duration(_seconds_taken(row, trial.ended_at, now))}", "dim"))
     if trial.parent is not None:
-        second.append((f" · from trial {trial.parent}", "accent"))
+        course.append((f" · from trial {trial.parent}", "accent"))
     if trial.starts > 1:
-        second.append((f" · started {trial.starts} times", "warn"))
+        course.append((f" · started {trial.starts} times", "warn"))
     if trial.reason:
-        second.append((f" · {clean(trial.reason)}", "text"))
-    return [rule(f"TRIAL {trial.number}", width), fit_line(first, width), fit_line(second, width)]
+        course.append((f" · {clean(trial.reason)}", "text"))
+    return [rule(f"TRIAL {trial.number}", width), fit_line(what, width), fit_line(course, width)]
+
+
+def _seconds_taken(row: TrialRow, ended_at: float, now: float) -> float | None:
+    """How long a trial took: the training of its run, where that is known."""
+    if row.run is not None:
+        return row.run.run.trained_seconds(now)
+    return ended_at - row.trial.created_at
 
 
 # --- the study
@@ -288,18 +328,21 @@ def result_lines(study: StudyResults, rows: Sequence[StudyRow], runs: Mapping[st
     """
     record = study.study
     row = next(row for row in rows if row.study_id == record.study_id)
-    lines = [fit_parts(_results(study, row, runs), width), fit_line([(f" {goal_words(study.spec)}", "text")], width)]
-    reason = record.reason
     style = "dim"
-    if record.state is StudyState.FINISHED and row.over == row.planned:
-        # The first line says that all its trials have ended.
-        reason = None
     if record.state is StudyState.FAILED:
         style = "bad"
     elif not record.state.is_over:
         style = "warn"
-    lines += paragraph((" ", style), clean(reason or ""), style, width)[:2]
-    return lines + paragraph((" ", "bad"), clean(record.problem or ""), "bad", width)[:2]
+    reason = clean(record.reason or "")
+    if record.state is StudyState.FINISHED and row.over == row.planned:
+        # The first line says that all its trials have ended.
+        reason = ""
+    return [
+        fit_parts(_results(study, row, runs), width),
+        fit_line([(f" {goal_words(study.spec)}", "text")], width),
+        *paragraph((" ", style), reason, style, width)[:2],
+        *paragraph((" ", "bad"), clean(record.problem or ""), "bad", width)[:2],
+    ]
 
 
 def goal_words(spec: StudySpec) -> str:
@@ -340,7 +383,7 @@ def trials_done(row: StudyRow) -> str:
 
 def study_lines(rows: Sequence[StudyRow], study_id: str, width: int, most: int) -> list[Line]:
     """At most ``most`` studies with their best values, newest first, the one that is shown among them."""
-    current = next(number for number, row in enumerate(rows) if row.study_id == study_id)
+    current = [row.study_id for row in rows].index(study_id)
     first = min(max(0, current - most + 1), max(0, len(rows) - most))
     lines = [rule("STUDIES", width, f"{current + 1} of {len(rows)}")]
     for number, row in enumerate(rows[first : first + most], first):
@@ -364,23 +407,6 @@ def study_lines(rows: Sequence[StudyRow], study_id: str, width: int, most: int) 
 
 # --- charts
 
-DOT_HEIGHT = 1 / 30
-"""Height of a point, as a fraction of the range of values."""
-
-CHART_LEAST = 10
-"""Least height of a chart with the importance of parameters below it."""
-
-_GUTTER = 7
-_COURSE_END = 11
-"""Cells at the right of the trials' curves for their names."""
-
-_VIEWS: Mapping[View, tuple[str, str]] = {
-    "values": ("VALUES", "by end of trial · "),
-    "slices": ("VALUE OVER PARAMETERS", "by importance, grey: pruned · "),
-    "curves": ("CURVES", "others grey · "),
-    "front": ("OBJECTIVES", ""),
-}
-
 
 def views_of(study: StudyResults) -> list[View]:
     """The views that this study has data for."""
@@ -399,52 +425,84 @@ def picture_lines(study: StudyResults, state: TrialList, width: int, height: int
     views = views_of(study)
     view = state.view if state.view in views else "values"
     title, note = _VIEWS[view]
-    cursor = next((trial for trial in study.trials if trial.number == state.cursor), None)
-    drawings = list(_pictures(study, view, cursor))
     below: list[Line] = []
     if view == "values":
         below = _importance(study, width)
     if height - len(below) < CHART_LEAST:
         below = []
-    room = height - 1 - len(below)
-    across = 2 if width >= 70 and len(drawings) > 1 else 1
-    down = max(1, min(math.ceil(len(drawings) / across), room // 7))
-    lines = [rule(title, width, f"{note}view {views.index(view) + 1} of {len(views)}")]
+    charts_height = height - len(below)
+    heading = rule(title, width, f"{note}view {views.index(view) + 1} of {len(views)}")
+    cursor = next((trial for trial in study.trials if trial.number == state.cursor), None)
+    charts = _grid(list(_pictures(study, view, cursor)), width, charts_height - 1)
+    return [*fill_height([heading, *charts], width, charts_height), *below]
+
+
+class TrialPicture(NamedTuple):
+    """A chart of trials.
+
+    Attributes:
+        cursor: the x of the trial under the cursor; None if it has no place in the chart.
+        empty: words for no data.
+    """
+
+    chart: Chart
+    cursor: float | None
+    empty: str
+
+    def lines(self, width: int, height: int) -> list[Line]:
+        """The picture in so many cells."""
+        chart = replace(self.chart, title=f" {self.chart.title}")
+        names_width = 0
+        if any(curve.end for curve in chart.curves):
+            names_width = _END_NAMES
+        gutters = Gutters(_GUTTER, names_width)
+        return draw_chart(chart, width, height, cursor=self.cursor, gutters=gutters, empty_text=self.empty)
+
+
+def _grid(drawn: Sequence[TrialPicture], width: int, height: int) -> list[Line]:
+    """As many of the pictures as have room, in rows of one or two."""
+    across = 2 if width >= _WIDTH_OF_TWO and len(drawn) > 1 else 1
+    down = max(1, min(math.ceil(len(drawn) / across), height // _LEAST_HEIGHT))
+    lines = []
     for first in range(0, across * down, across):
-        row = [_chart_lines(*picture, width // across, room // down) for picture in drawings[first : first + across]]
-        lines += [fit_line(line, width) for line in join_blocks(*row)]
-    return fill_height([*fill_height(lines, width, height - len(below)), *below], width, height)
+        blocks = [picture.lines(width // across, height // down) for picture in drawn[first : first + across]]
+        lines += [fit_line(line, width) for line in join_blocks(*blocks)]
+    return lines
 
 
-Picture = tuple[Chart, float | None, str]
-"""A chart, the x of the trial under the cursor, and words for no data."""
-
-
-def _pictures(study: StudyResults, view: View, cursor: TrialRecord | None) -> Iterator[Picture]:
+def _pictures(study: StudyResults, view: View, cursor: TrialRecord | None) -> Iterator[TrialPicture]:
     trials = study.trials
     rungs = study.rungs
     objectives = study.spec.objectives
-    at: float | None = None
     if view == "curves":
-        yield _with_end_names(pictures.draw_curves(trials, rungs, study.spec)), None, "no trial passed a rung yet"
+        chart = _with_end_names(pictures.draw_curves(trials, rungs, study.spec))
+        yield TrialPicture(chart, cursor=None, empty="no trial passed a rung yet")
     elif view == "front":
+        at = None
         if cursor is not None and cursor.values:
-            at = cursor.values[0]
-        yield pictures.draw_front(trials, objectives, DOT_HEIGHT), at, "no complete trial yet"
+            at, *_ = cursor.values
+        yield TrialPicture(pictures.draw_front(trials, objectives, DOT_HEIGHT), at, empty="no complete trial yet")
     elif view == "values":
+        at = None
         if cursor is not None:
             at = pictures.end_positions(trials).get(cursor.number)
         for objective, valued in split_by_objective(trials, objectives):
-            drawing = pictures.draw_values(valued, rungs, objective, DOT_HEIGHT)
-            yield drawing, at, "no trial has a value yet"
+            chart = pictures.draw_values(valued, rungs, objective, DOT_HEIGHT)
+            yield TrialPicture(chart, at, empty="no trial has a value yet")
     else:
-        for objective, valued in split_by_objective(trials, objectives):
-            shares = {importance.name: importance.share for importance in study.study.importances_for(objective.metric)}
-            for dimension in sorted(study.spec.space, key=lambda dimension: -shares.get(dimension.name, 0.0)):
-                if cursor is not None:
-                    at = pictures.axis_position(dimension, cursor)
-                drawing = pictures.draw_over_parameter(valued, rungs, dimension, objective, DOT_HEIGHT)
-                yield drawing, at, "no complete trial yet"
+        yield from _slices(study, cursor)
+
+
+def _slices(study: StudyResults, cursor: TrialRecord | None) -> Iterator[TrialPicture]:
+    """The values of each objective over each parameter, the most important parameter first."""
+    for objective, valued in split_by_objective(study.trials, study.spec.objectives):
+        shares = {importance.name: importance.share for importance in study.study.importances_for(objective.metric)}
+        for dimension in sorted(study.spec.space, key=lambda dimension: -shares.get(dimension.name, 0.0)):
+            at = None
+            if cursor is not None:
+                at = pictures.axis_position(dimension, cursor)
+            chart = pictures.draw_over_parameter(valued, study.rungs, dimension, objective, DOT_HEIGHT)
+            yield TrialPicture(chart, at, empty="no complete trial yet")
 
 
 def _importance(study: StudyResults, width: int) -> list[Line]:
@@ -475,11 +533,3 @@ def _with_end_names(chart: Chart) -> Chart:
             end = f"{shape} {curve.label}"
         curves.append(replace(curve, label="", shape=shape, end=end))
     return replace(chart, curves=curves)
-
-
-def _chart_lines(chart: Chart, cursor: float | None, empty: str, width: int, height: int) -> list[Line]:
-    """A `Picture` as lines."""
-    has_ends = any(curve.end for curve in chart.curves)
-    gutters = Gutters(_GUTTER, _COURSE_END * has_ends)
-    titled = replace(chart, title=f" {chart.title}")
-    return draw_chart(titled, width, height, cursor=cursor, gutters=gutters, empty_text=empty)
