@@ -4,31 +4,25 @@ rewriting. The read position is the state that each call gets."""
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 from msgspec.structs import replace
 
-from gputui.core.redaction import Redactor
-from gputui.metrics.batch import BATCH_BYTES, BATCH_LINES, READ_SECONDS, Batch, LineSource
-from gputui.metrics.contract import MAX_LINE_BYTES, TOO_LONG, Parsed, Rejected, parse_values
+from gputui.metrics.batch import Batch, LineSource
 from gputui.metrics.earlier_lines import EarlierLines, LineComparison
 from gputui.metrics.files import FollowedFile, ends, ends_after, fingerprint, is_unchanged
+from gputui.metrics.learned_texts import LearnedTexts
 from gputui.metrics.line_format import LineFormat
-from gputui.metrics.record_format import MAX_RECORD_BYTES, DamagedRecordError, RecordFormat
+from gputui.metrics.segments import add_segment, next_segment
 from gputui.metrics.source_state import Boundary, SourceState, owner
 from gputui.store.events import NewEvent
 from gputui.store.metrics.stored_lines import FilePosition
 
 HEADER_BYTES = 64 << 10
 MAX_HISTORY_BYTES = 256 << 20  # it is read whole, and takes several times its size in memory
-
-# Learned, learning, its candidates, one of them.
-_LEARNED_DEPTH = 3
-_MAX_LEARNED_PARTS = 512  # bounds a state that is stored with each batch
 
 
 class ReadSource(NamedTuple):
@@ -43,20 +37,6 @@ class ReadSource(NamedTuple):
         """An empty batch of lines from a file that was modified at a time (UTC unix seconds): they may have been unread
         for hours, so that they are at most as new as the file."""
         return Batch(self.lines, state, attempt, min(self.clock(), modified_at), comparison)
-
-
-class _Added(NamedTuple):
-    """How much of some bytes was added to a batch.
-
-    Attributes:
-        size: How many bytes were consumed.
-        in_long_line: They end within an over-long line.
-        is_all: Every complete line or record was added.
-    """
-
-    size: int
-    in_long_line: bool
-    is_all: bool
 
 
 class FileReader:
@@ -108,24 +88,24 @@ class FileReader:
             # An over-long line ends where the next attempt begins.
             state = replace(state, skipping=False)
         self._file.keep_only(inode)
-        successor = None
         if status is not None and status.st_ino == inode:
+            successor = None
             descriptor = self._file.open_current(inode)
         else:
+            successor = status
             descriptor = self._file.open_former(inode, *state.read_part)
-            if status is not None:
-                successor = status.st_ino
         if descriptor is not None:
-            is_followed = successor is not None and status is not None and status.st_size > 0
+            is_followed = successor is not None and successor.st_size > 0
             batch = self._read_from(descriptor, state, boundaries, is_last=ended and not is_followed)
             if batch is None:
-                return self._follow(successor or inode, former=None, state=state, boundaries=boundaries)
+                next_inode = inode if successor is None else successor.st_ino
+                return self._follow(next_inode, former=None, state=state, boundaries=boundaries)
             if batch.state != state:
                 # At the end, the next read finds nothing new, and lets the format conclude.
                 batch.more = batch.more or successor is not None or ended
                 return batch
         if successor is not None:
-            return self._follow(successor, descriptor, state, boundaries)
+            return self._follow(successor.st_ino, descriptor, state, boundaries)
         if ended and descriptor is not None:
             self._format.conclude()
             if self._format.has_news:
@@ -178,10 +158,10 @@ class FileReader:
     ) -> Batch | None:
         """The next lines of a file, or a batch with the same state if there are none; None if the
         bytes before them have changed. ``is_last``: a line without a newline is complete."""
-        attempt, began, segment_end = owner(boundaries, state.position)
+        attempt, began, attempt_end = owner(boundaries, state.position)
         if attempt is None:
             return Batch(self._source.lines, state)
-        data, at_end = self._segment(descriptor, state, segment_end)
+        segment = next_segment(descriptor, state, attempt_end, self._format)
         # Check after the read, so that data of a rewritten file is never taken for a continuation.
         head, tail = ends(descriptor, state.byte_offset)
         if state.fingerprint is not None and fingerprint(head, tail) != state.fingerprint:
@@ -189,44 +169,31 @@ class FileReader:
         if self._format.has_header and not self._has_begun(descriptor, state, began, is_last=is_last):
             return Batch(self._source.lines, state)
 
-        end = state.byte_offset + len(data)
-        at_boundary = segment_end is not None and end >= segment_end
-        is_closed = at_end and (at_boundary or is_last)
+        is_closed = segment.at_end and (segment.at_boundary or is_last)
         with comparison_with_earlier(self._source.earlier, began, state, attempt) as comparison:
             batch = self._source.batch(state, attempt, os.fstat(descriptor).st_mtime, comparison)
-            if isinstance(self._format, RecordFormat):
-                added = self._add_records(self._format, batch, data, is_closed)
-            else:
-                added = self._add_lines(self._format, batch, data, is_closed)
+            added = add_segment(self._format, batch, segment.data, is_closed=is_closed)
             reached = state.byte_offset + added.size
             if comparison is not None:
                 comparison.pass_to(reached)
-        batch.more = not added.is_all or not at_end or at_boundary
-        arrivals = self._source.lines.arrivals
-        if arrivals is not None and batch.arrived_at is not None:
-            arrivals.note(state.inode, reached, batch.arrived_at)
+        self._note_arrival(batch, reached)
         if self._format.has_news:
             return self._read_again(state)
-        if added.size or added.in_long_line != state.skipping:
-            mark = fingerprint(*ends_after(head, tail, data[: added.size]))
-            batch.state = replace(state, byte_offset=reached, skipping=added.in_long_line, fingerprint=mark)
         if self._format.remark is not None:
             batch.notes["steps_converted"] = NewEvent("steps_converted", self._format.remark)
+        batch.more = not added.is_all or not segment.at_end or segment.at_boundary
+        if not added.size and added.in_long_line == state.skipping:
+            return batch
+        mark = fingerprint(*ends_after(head, tail, segment.data[: added.size]))
+        batch.state = replace(state, byte_offset=reached, skipping=added.in_long_line, fingerprint=mark)
         if batch.state == state:
             return batch
         return self._with_learned(batch)
 
-    def _segment(self, descriptor: int, state: SourceState, segment_end: int | None) -> tuple[bytes, bool]:
-        """The next bytes of one attempt, with a whole line or record in them if there is one, and whether they reach
-        its end or the end of the file."""
-        offset = state.byte_offset
-        data, at_end = _read_segment(descriptor, offset, BATCH_BYTES, segment_end)
-        if at_end or state.skipping or self._has_whole(data, offset):
-            return data, at_end
-        longest = MAX_LINE_BYTES + 1
-        if isinstance(self._format, RecordFormat):
-            longest = 2 * MAX_RECORD_BYTES
-        return _read_segment(descriptor, offset, longest, segment_end)
+    def _note_arrival(self, batch: Batch, reached: int) -> None:
+        arrivals = self._source.lines.arrivals
+        if arrivals is not None and batch.arrived_at is not None:
+            arrivals.note(batch.state.inode, reached, batch.arrived_at)
 
     def _has_begun(self, descriptor: int, state: SourceState, began: FilePosition, *, is_last: bool) -> bool:
         """Give the format the header of this generation; False if that is not complete yet."""
@@ -258,14 +225,13 @@ class FileReader:
         if descriptor is None or not os.fstat(descriptor).st_size:
             return None  # It has just been replaced or truncated.
         status = os.fstat(descriptor)
-        newest = boundaries[-1]
         is_new = status.st_ino != state.inode
         is_start = _is_at_newest_attempt(state, boundaries)
         is_own_file = is_start and is_new and self._file.matches is not None
         is_other_file = self._format.breaks_at_return or is_own_file
         if is_new and not is_other_file and _is_continued(descriptor, state):
             # The next attempt may have begun in this file, which was not known yet.
-            is_next = newest.generation > state.generation
+            is_next = boundaries[-1].generation > state.generation
             continued = replace(state, inode=inode, generation=state.generation + is_next)
             return Batch(self._source.lines, continued, more=True)
         if former is not None:
@@ -276,106 +242,13 @@ class FileReader:
                 return rest
         is_rotated = former is not None and os.fstat(former).st_nlink > 0
         is_shorter = is_start and status.st_size < state.byte_offset
-        is_begun_anew = is_shorter and not self._source.earlier.is_resumed(newest.attempt)
+        is_begun_anew = is_shorter and not self._source.earlier.is_resumed(boundaries[-1].attempt)
         generation = state.generation + 1
         first_generation = state.first_generation
         if is_other_file or is_rotated or is_begun_anew:
             first_generation = generation
         begun = SourceState(inode, generation, first_generation=first_generation)
         return Batch(self._source.lines, begun, more=True)
-
-    def _has_whole(self, data: bytes, offset: int) -> bool:
-        if isinstance(self._format, RecordFormat):
-            try:
-                return any(True for _ in self._format.frames(data, offset))
-            except DamagedRecordError:
-                return True
-        return b"\n" in data
-
-    def _add_lines(self, line_format: LineFormat, batch: Batch, data: bytes, is_closed: bool) -> _Added:
-        """Add the lines of ``data`` to the batch; the last one without a newline only if nothing follows it."""
-        offset = batch.state.byte_offset
-        if line_format.breaks_at_return:
-            data = data.replace(b"\r", b"\n")
-        start = 0
-        if batch.state.skipping:
-            start = data.find(b"\n") + 1
-            if not start:
-                return _Added(len(data), not is_closed, is_all=True)
-        lines = data[start:].split(b"\n", BATCH_LINES)
-        rest = lines.pop()
-        is_all = len(lines) < BATCH_LINES
-        position = offset + start
-        for line in lines:
-            batch.add(position, line, line_format.parse(line))
-            position += len(line) + 1
-            if line_format.has_news:
-                # The file is read again, before more is learned without it.
-                return _Added(position - offset, in_long_line=False, is_all=False)
-        is_long = len(rest) > MAX_LINE_BYTES
-        if not (is_all and rest and (is_closed or is_long)):
-            return _Added(position - offset, in_long_line=False, is_all=is_all)
-        parsed: Parsed = TOO_LONG
-        if not is_long:
-            parsed = line_format.parse_unterminated(rest)
-        batch.add(position, rest, parsed)
-        return _Added(position + len(rest) - offset, not is_closed, is_all)
-
-    def _add_records(self, record_format: RecordFormat, batch: Batch, data: bytes, is_closed: bool) -> _Added:
-        """Add the records of ``data``; half a record of a killed script is passed over."""
-        offset = batch.state.byte_offset
-        consumed = 0
-        deadline = time.monotonic() + READ_SECONDS
-        try:
-            for number, (end, content) in enumerate(record_format.frames(data, offset)):
-                if number >= BATCH_LINES or (number and time.monotonic() >= deadline):
-                    return _Added(consumed, in_long_line=False, is_all=False)
-                parsed: Parsed = None
-                try:
-                    values = record_format.scalars(content)
-                    if values is not None:
-                        parsed = parse_values(values)
-                except DamagedRecordError as error:
-                    # The frame is intact, so the next record can be read.
-                    parsed = Rejected(str(error))
-                batch.add(offset + consumed, content[:200], parsed)
-                consumed = end
-        except DamagedRecordError as error:
-            # The start of the next record is unknown, but data that is appended later may begin
-            # with one.
-            batch.add(offset + consumed, b"", Rejected(str(error)))
-            consumed = len(data)
-        if is_closed:
-            consumed = len(data)
-        return _Added(consumed, in_long_line=False, is_all=True)
-
-
-class _LearnedPart(NamedTuple):
-    printed: Any
-    redacted: Any
-
-
-class LearnedTexts:
-    """Redacts what a format has learned. Little of it changes from one batch to the next: only that is looked at."""
-
-    def __init__(self, redactor: Redactor) -> None:
-        self._redactor = redactor
-        # Each part by the names that lead to it.
-        self._parts: dict[tuple[str, ...], _LearnedPart] = {}
-
-    def redacted(self, part: Any, path: tuple[str, ...] = ()) -> Any:
-        """Plain data, with every text in it redacted."""
-        earlier = self._parts.get(path)
-        if earlier is not None and earlier.printed == part:
-            return earlier.redacted
-        if isinstance(part, dict) and len(path) < _LEARNED_DEPTH:
-            redacted: Any = {name: self.redacted(item, (*path, name)) for name, item in part.items()}
-        else:
-            redacted = self._redactor.named("".join(path[-1:]), part)
-        if len(self._parts) >= _MAX_LEARNED_PARTS:
-            self._parts.clear()
-        self._parts[path] = _LearnedPart(part, redacted)
-        return redacted
 
 
 def _is_at_newest_attempt(state: SourceState, boundaries: Sequence[Boundary]) -> bool:
@@ -407,16 +280,6 @@ def comparison_with_earlier(
     if has_earlier and not earlier.is_passed(state, attempt):
         return earlier.comparison(state, attempt)
     return nullcontext()
-
-
-def _read_segment(descriptor: int, offset: int, limit: int, segment_end: int | None) -> tuple[bytes, bool]:
-    """The next bytes that belong to one attempt, and whether they reach its end or the end of the
-    file."""
-    size = limit
-    if segment_end is not None:
-        size = min(limit, segment_end - offset)
-    data = os.pread(descriptor, size, offset)
-    return data, len(data) < size or (segment_end is not None and offset + len(data) == segment_end)
 
 
 def _first_line(descriptor: int, offset: int = 0) -> bytes | None:

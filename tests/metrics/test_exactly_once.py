@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gputui.metrics import reader
+from gputui.metrics import segments
 from gputui.metrics.ingest import MetricsIngest
 
 from .conftest import RUN, MetricsHome, line
@@ -149,9 +149,9 @@ def test_in_whatever_chunks_the_bytes_arrive(
     with pytest.MonkeyPatch.context() as patch:
         # Over-long lines and full batches are tried as well.
         for name, value in (("MAX_LINE_BYTES", 298), ("BATCH_LINES", 3), ("BATCH_BYTES", most)):
-            patch.setattr(reader, name, value)
+            patch.setattr(segments, name, value)
         rows = outcome(kind, whole, cuts, restarts)
-        patch.setattr(reader, "BATCH_BYTES", 200)
+        patch.setattr(segments, "BATCH_BYTES", 200)
         assert rows == outcome(kind, whole, [], restarts=False)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gputui.core.redaction import Redactor
-from gputui.metrics.reader import LearnedTexts
+from gputui.metrics.learned_texts import LearnedTexts
 from gputui.metrics.source_report import source_reports
 from tests.metrics.conftest import RUN, MetricsHome
 from tests.metrics.learning.forms import FORMS
