@@ -25,6 +25,15 @@ SIZE_SLACK = 0.02
 _NOTHING = -1.0
 
 
+_SAMPLES_BOUND = "UPDATE record_bounds SET raw_since = max(raw_since, :cut)"
+_MINUTES_BOUND = "UPDATE record_bounds SET minutes_since = max(minutes_since, :cut)"
+# Each GPU's newest set of processes before the cut is still valid at that time.
+_PROCESS_SETS = (
+    "DELETE FROM gpu_process_sets AS old WHERE at < "
+    "(SELECT max(at) FROM gpu_process_sets WHERE gpu_id = old.gpu_id AND at <= :cut)"
+)
+
+
 class _Source(NamedTuple):
     """The rows of a GPU or of the host in a table of samples, minutes or hours, selected by an SQL
     condition."""
@@ -62,58 +71,46 @@ class Pruning(NamedTuple):
 
     def _cuts(self, retention: Retention, now: float) -> list[_Cut]:
         """Samples, minutes and hours, in the order in which they are deleted."""
-
-        def older_than(kept_seconds: float | None) -> float:
-            if kept_seconds is None:
-                return _NOTHING
-            return now - kept_seconds
-
         rolled_up = self._rolled_up_until()
-        limit_bytes = retention.size_bytes
-        _, used_bytes = used_space(self.connection)
-        if limit_bytes is not None and used_bytes > limit_bytes * (1 - SIZE_SLACK):
-            samples_limit = minutes_limit = rolled_up
+        if self._is_too_large(retention.size_bytes):
+            samples_limit = rolled_up
+            minutes_limit = rolled_up
         else:
-            samples_limit = min(older_than(retention.raw_seconds), rolled_up)
-            minutes_limit = min(older_than(retention.minutes_seconds), rolled_up)
-        gpus = [row[0] for row in self.connection.execute("SELECT gpu_id FROM gpus")]
+            samples_limit = min(_older_than(retention.raw_seconds, now), rolled_up)
+            minutes_limit = min(_older_than(retention.minutes_seconds, now), rolled_up)
+        gpus = [gpu_id for (gpu_id,) in self.connection.execute("SELECT gpu_id FROM gpus")]
         host = HOST.key(HOST_ID)
-        samples = [_Source(series.table, *series.key(gpu)) for series in (GPU, SLOW) for gpu in gpus]
-        minutes = [_Source("gpu_minutes", *GPU.key(gpu)) for gpu in gpus]
-        hours = [_Source("gpu_hours", *GPU.key(gpu)) for gpu in gpus]
+        samples = [_Source(HOST.table, *host)]
+        for series in (GPU, SLOW):
+            samples += [_Source(series.table, *series.key(gpu)) for gpu in gpus]
+        minutes = [_Source("host_minutes", *host), *(_Source("gpu_minutes", *GPU.key(gpu)) for gpu in gpus)]
+        hours = [_Source("host_hours", *host), *(_Source("gpu_hours", *GPU.key(gpu)) for gpu in gpus)]
+        hours_limit = _older_than(retention.hours_seconds, now)
         return [
-            _Cut(
-                [_Source(HOST.table, *host), *samples],
-                samples_limit,
-                MINUTE,
-                ["UPDATE record_bounds SET raw_since = max(raw_since, :cut)"],
-            ),
-            _Cut(
-                [_Source("host_minutes", *host), *minutes],
-                minutes_limit,
-                HOUR,
-                ["UPDATE record_bounds SET minutes_since = max(minutes_since, :cut)", _PROCESS_SETS],
-            ),
-            _Cut(
-                [_Source("host_hours", *host), *hours],
-                older_than(retention.hours_seconds),
-                DAY,
-                [_PROCESS_SETS],
-            ),
+            _Cut(samples, samples_limit, MINUTE, [_SAMPLES_BOUND]),
+            _Cut(minutes, minutes_limit, HOUR, [_MINUTES_BOUND, _PROCESS_SETS]),
+            _Cut(hours, hours_limit, DAY, [_PROCESS_SETS]),
         ]
+
+    def _is_too_large(self, limit_bytes: int | None) -> bool:
+        if limit_bytes is None:
+            return False
+        _, used_bytes = used_space(self.connection)
+        return used_bytes > limit_bytes * (1 - SIZE_SLACK)
 
     def _delete_slice(self, cut: _Cut) -> bool:
         """Delete the oldest rows up to the end of a slice; False if there are none."""
         # A cut within an hour would leave a part of it.
-        whole = min(cut.slice_seconds, HOUR)
-        limit = cut.limit // whole * whole
+        step_seconds = min(cut.slice_seconds, HOUR)
+        limit = cut.limit // step_seconds * step_seconds
         begins = []
         for table, condition, values in cut.sources:
             (at,) = self.connection.execute(f"SELECT min(at) FROM {table} WHERE {condition}", values).fetchone()  # noqa: S608
             if at is not None:
                 begins.append(at)
         oldest = min(begins, default=limit)
-        end = min(limit, (oldest // cut.slice_seconds + 1) * cut.slice_seconds)
+        slice_end = (oldest // cut.slice_seconds + 1) * cut.slice_seconds
+        end = min(limit, slice_end)
         if end <= oldest:
             return False
         with self.write() as connection:
@@ -135,8 +132,8 @@ class Pruning(NamedTuple):
         return _NOTHING
 
 
-# Each GPU's newest set of processes before the cut is still valid at that time.
-_PROCESS_SETS = (
-    "DELETE FROM gpu_process_sets AS old WHERE at < "
-    "(SELECT max(at) FROM gpu_process_sets WHERE gpu_id = old.gpu_id AND at <= :cut)"
-)
+def _older_than(kept_seconds: float | None, now: float) -> float:
+    """The time before which everything is older than it is kept; before every sample if there is no limit."""
+    if kept_seconds is None:
+        return _NOTHING
+    return now - kept_seconds

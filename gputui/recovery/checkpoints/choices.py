@@ -24,6 +24,10 @@ from gputui.store.checkpoints import CheckpointRow, Verdict
 
 MOST_SHOWN = 3  # passed over
 
+_UNCHECKED = "has a format that cannot be checked"
+_STOPPED_GROWING = f"{_UNCHECKED}, and stopped growing"
+_HALF_WRITTEN = "may be half-written: nothing shows that its attempt went on after it, and its format cannot be checked"
+
 Validate = Callable[[Path], CheckpointInfo]
 IsSame = Callable[[CheckpointRow], bool]
 
@@ -100,10 +104,7 @@ class _Validated:
 
     def add(self, row: CheckpointRow, info: CheckpointInfo) -> None:
         """Add a candidate and the result of its validation."""
-        if info.is_missing and row.is_written and row.verdict != "invalid":
-            self.missing.append(row)
-        elif info.is_unreadable and not info.is_missing:
-            self.unreadable = self.unreadable or f"{row.name} {info.why}"
+        self._note_unreadable(row, info)
         if row.origin == "named" and self.lost is None:
             if info.is_missing:
                 self.lost = row, "is gone"
@@ -114,15 +115,10 @@ class _Validated:
         if info.valid:
             self.whole.append(info)
         elif info.is_unknown and row.is_settled:
-            why = "has a format that cannot be checked, and stopped growing"
-            self.unknown.append(info._replace(valid=True, why=why))
+            self.unknown.append(info._replace(valid=True, why=_STOPPED_GROWING))
         elif info.is_unknown:
-            why = "has a format that cannot be checked"
-            self.unsettled.append(info._replace(valid=True, why=why))
-            why = (
-                "may be half-written: nothing shows that its attempt went on after it, and its format cannot be checked"
-            )
-            self.damaged.append(info._replace(why=why))
+            self.unsettled.append(info._replace(valid=True, why=_UNCHECKED))
+            self.damaged.append(info._replace(why=_HALF_WRITTEN))
         else:
             self.damaged.append(info)
         if not info.is_unreadable and row.verdict != "doubtful":
@@ -132,6 +128,13 @@ class _Validated:
             elif info.is_unknown:
                 verdict = "unexamined"
             self.rows[row.path, row.place] = replace(row, verdict=verdict, why=info.why)
+
+    def _note_unreadable(self, row: CheckpointRow, info: CheckpointInfo) -> None:
+        if info.is_missing:
+            if row.is_written and row.verdict != "invalid":
+                self.missing.append(row)
+        elif info.is_unreadable and self.unreadable is None:
+            self.unreadable = f"{row.name} {info.why}"
 
     @property
     def usable(self) -> list[CheckpointInfo]:
@@ -172,24 +175,33 @@ def choose(
         validated.add(row, _checked_save(row, rows, check, is_same))
         if len(validated.whole) >= needed:
             break
-    rows = tuple(validated.rows.values())
+    judged_rows = tuple(validated.rows.values())
     usable = tuple(validated.usable)
-    choice = CheckpointChoice(rows, usable, _refused(rows, attempts, usable, validated.damaged))
+    choice = CheckpointChoice(judged_rows, usable, _refused(judged_rows, attempts, usable, validated.damaged))
     if usable:
         return choice
+    return _with_reasons(choice, validated, attempts, folder)
+
+
+def _with_reasons(
+    choice: CheckpointChoice, validated: _Validated, attempts: Spans, folder: Path | None
+) -> CheckpointChoice:
+    """A choice without a usable checkpoint, with what is unreadable, lost or doubted."""
+    uncertain = resumable.newest_uncertain(choice.rows, attempts)
+    if uncertain is not None:
+        choice = replace(choice, doubted=f"{uncertain.name} {uncertain.why}")
     unreadable = validated.unreadable
-    lost = validated.lost or resumable.lost_choice(rows, attempts)
     if unreadable is None and validated.missing and folder is not None:
         unreadable = _without_content(folder, validated.missing)
-    is_lost = unreadable is None and lost is not None
-    if unreadable is None and lost is not None:
-        checkpoint, why = lost
-        unreadable = f"{checkpoint.name}, which a person chose, {why}: gputui resume --from PATH chooses another"
-    doubted = resumable.newest_uncertain(rows, attempts)
-    doubt = None
-    if doubted is not None:
-        doubt = f"{doubted.name} {doubted.why}"
-    return replace(choice, unreadable=unreadable, doubted=doubt, is_lost=is_lost)
+    if unreadable is not None:
+        return replace(choice, unreadable=unreadable)
+    lost = validated.lost or resumable.lost_choice(choice.rows, attempts)
+    if lost is None:
+        return choice
+    checkpoint, why = lost
+    remedy = "gputui resume --from PATH chooses another"
+    text = f"{checkpoint.name}, which a person chose, {why}: {remedy}"
+    return replace(choice, unreadable=text, is_lost=True)
 
 
 def _checked_save(row: CheckpointRow, rows: AnyRows, check: Validate, is_same: IsSame) -> CheckpointInfo:
@@ -205,27 +217,31 @@ def _checked_save(row: CheckpointRow, rows: AnyRows, check: Validate, is_same: I
     info = checked(row)
     if not row.is_written or not row.ranks:
         return info
-    for part in rows:
-        is_there = part.path != row.path and part.is_written and part.gone_at is None
-        if is_there and part.is_same_save_as(row) and (info.valid or info.is_unknown):
-            part_info = checked(part)
-            if not part_info.valid:
-                info = info._replace(
-                    valid=False,
-                    why=f"belongs to {part.name}, which {part_info.why}",
-                    is_unknown=part_info.is_unknown,
-                    is_unreadable=part_info.is_unreadable and not part_info.is_missing,
-                )
+    parts = (part for part in rows if part.path != row.path and part.is_written and part.gone_at is None)
+    for part in parts:
+        if not (info.valid or info.is_unknown):
+            break  # another part has spoilt the save
+        if not part.is_same_save_as(row):
+            continue
+        part_info = checked(part)
+        if not part_info.valid:
+            info = info._replace(
+                valid=False,
+                why=f"belongs to {part.name}, which {part_info.why}",
+                is_unknown=part_info.is_unknown,
+                is_unreadable=part_info.is_unreadable and not part_info.is_missing,
+            )
     return info
 
 
 def _without_content(folder: Path, missing: AnyRows) -> str | None:
     """A message if the folder of the missing checkpoints is empty, gone or another one, or None."""
+    first_name = missing[0].name
     try:
         if all(name.startswith(".gputui") for name in os.listdir(folder)):
-            return f"{folder} is empty, and {missing[0].name} was in it"
+            return f"{folder} is empty, and {first_name} was in it"
     except OSError as error:
-        return f"{folder}, where {missing[0].name} was: {error.strerror or error}"
+        return f"{folder}, where {first_name} was: {error.strerror or error}"
     real = os.path.realpath(folder)
     elsewhere = (row.path for row in missing if not Path(row.path).is_relative_to(real))
     path = next(elsewhere, None)
@@ -244,12 +260,13 @@ def _refused(
     for row, why in resumable.refused(rows, attempts):
         if row.place > best:
             reasons.setdefault(row.path, why)
+    passed_paths = reasons.keys() - usable_paths
     return tuple(
         CheckpointInfo(
             Path(row.path), row.step, valid=False, why=reasons[row.path], size_bytes=row.size_bytes, place=row.place
         )
         for row in resumable.newest_first(rows)
-        if row.path in reasons.keys() - usable_paths
+        if row.path in passed_paths
     )
 
 
