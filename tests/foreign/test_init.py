@@ -171,7 +171,8 @@ def test_what_was_typed_is_kept_and_given_once(tmp_path: Path, typed: str, args:
     (tmp_path / "a.py").write_text(OPTIONS)
     form = drafted(tmp_path, "python", "a.py", *typed.split())[1].form
     assert " ".join(form.args or ()) == args
-    assert form.params["batch_size"].default == (8 if "8" in typed else 256)
+    expected = 8 if "8" in typed else 256
+    assert form.params["batch_size"].default == expected
 
 
 @table(

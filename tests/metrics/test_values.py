@@ -45,7 +45,8 @@ def meanings(*losses: float | None, **values: Any) -> list[object]:
     ],
 )  # fmt: skip
 def test_the_number_that_a_text_begins_with(text: str, number: float | None) -> None:
-    assert number_in_text("loss", text) == (None if number is None else pytest.approx(number))
+    expected = None if number is None else pytest.approx(number)
+    assert number_in_text("loss", text) == expected
 
 
 @table(

@@ -64,7 +64,8 @@ def test_times_of_lines(tmp_path: Path, time: float | str, is_time: bool) -> Non
         home.append(line(step, time=time))
         os.utime(home.file, (NOW, NOW))
         notes += [note.kind for _, note in home.ingest.pump().notes]
-    assert notes == ([] if is_time else ["times_unknown"])
+    expected = [] if is_time else ["times_unknown"]
+    assert notes == expected
     points = list(queries.points_json(home.connection, RUN, ["loss"]))
     assert [(point["time"], point["arrived"]) for point in points] == 2 * [(time, False) if is_time else (NOW, True)]
     assert [data["time" if is_time else "time_"] for data in home.data()] == [time] * 2

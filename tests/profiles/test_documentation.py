@@ -68,5 +68,6 @@ def test_every_sink_has_its_row() -> None:
     for name, facts in FORMATS.items():
         place, delay, needs = rows[name]
         assert place == f"`{facts.place}`" or facts.place is None
-        assert delay == ("1 min" if facts.seconds == 60 else f"{facts.seconds:g} s")
+        expected = "1 min" if facts.seconds == 60 else f"{facts.seconds:g} s"
+        assert delay == expected
         assert needs.strip() == (f"`gputui[{facts.extra}]`" if facts.extra else "")

@@ -204,7 +204,8 @@ class TestProbe:
         assert check_interpreter(spec, os.environ, simulated_gpus=True)[1].status == "pass"
         # A program of launcher python may not use torch even if it is installed.
         alone = check_interpreter(replace(spec, launcher="python"), os.environ)[1]
-        assert alone.status == ("warn" if status == "fail" else "pass")
+        expected = "warn" if status == "fail" else "pass"
+        assert alone.status == expected
 
     def test_without_torch(self, spec: RunSpec, tmp_path: Path) -> None:
         """A bare interpreter: -S hides everything that is installed."""

@@ -234,7 +234,8 @@ def test_secrets_are_to_be_filled_in(fields: dict[str, Any], filled: list[str], 
     secrets = {name: "x" for name, param in profile.form.params.items() if param.default == UNDECIDED}
     again = resolve(profile, overrides=secrets, environ={})
     assert [*expand((*again.program, *(again.args or ())), again.params, "/run", checkpoint=None)] == filled
-    assert set(redact_spec(again).params.values()) == ({0.1, REDACTED} if secrets else {0.1})
+    expected = {0.1, REDACTED} if secrets else {0.1}
+    assert set(redact_spec(again).params.values()) == expected
 
 
 def test_the_target_of_a_run() -> None:

@@ -116,7 +116,8 @@ def test_a_way_of_declaring(tmp_path: Path, style: str) -> None:
     batch = options["batch_size"]
     amp = options["amp"]
     assert (batch.default, amp.default) == (16, False)
-    assert batch.help == ("" if style in ("fire", "globals") else "per step")
+    expected = "" if style in ("fire", "globals") else "per step"
+    assert batch.help == expected
     if style in ("argparse", "click"):
         assert (batch.flag, batch.others) == ("--batch-size", ("-b",))
     assert amp.is_flag == (style not in ("hf", "globals"))

@@ -196,7 +196,8 @@ def test_batches_that_make_no_difference_are_not_lowered_without_end(
 ) -> None:
     sizes, plan = ladder_of(details)
     assert sizes == tried
-    assert plan.because == ("attempts" if len(tried) == 8 else "no_difference")
+    expected = "attempts" if len(tried) == 8 else "no_difference"
+    assert plan.because == expected
 
 
 def test_the_reason_names_the_batches_that_made_no_difference() -> None:

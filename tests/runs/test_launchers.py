@@ -71,7 +71,8 @@ class TestDeepspeed:
         assert json.loads(base64.urlsafe_b64decode(world.partition("=")[2])) == {"127.0.0.1": listed}
         assert "--master_port=29501" in self.argv(*gpus)
         environment = self.deepspeed.environment(Placement.here(gpus, 2, 29501), INVOCATION)
-        assert environment.get("DS_ACCELERATOR") == (None if gpus else "cpu")
+        expected = None if gpus else "cpu"
+        assert environment.get("DS_ACCELERATOR") == expected
 
     def test_a_module_is_named_its_way(self) -> None:
         assert self.argv(program=("-m", "pkg.train", "--lr", "1"))[-4:] == ("--module", "pkg.train", "--lr", "1")

@@ -167,7 +167,8 @@ def test_a_traceback_is_grave_as_a_whole_and_ends_with_its_exception() -> None:
 ])  # fmt: skip
 def test_the_time_of_a_line(line: str, after_noon: float | None) -> None:
     at = line_time(line, NOON)
-    assert at == (None if after_noon is None else NOON + after_noon)
+    expected = None if after_noon is None else NOON + after_noon
+    assert at == expected
 
 
 @table(

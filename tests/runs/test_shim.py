@@ -372,7 +372,8 @@ def test_a_lock_is_held_while_the_attempt_lives_and_shared_with_those_that_share
     gpu_share = 0.5 if joins else 1.0
     second.start("print('ran')", **plan, gpu_share=gpu_share)
     ended = second.ended()
-    assert (ended["lease_conflict"] is None, ended["code"]) == ((True, 0) if joins else (False, None))
+    expected = (True, 0) if joins else (False, None)
+    assert (ended["lease_conflict"] is None, ended["code"]) == expected
     attempt.signal(signal.SIGUSR2)
     attempt.ended()
     with (tmp_path / "gpu.lock").open("r+") as free:

@@ -134,7 +134,8 @@ def test_a_run_is_as_it_was(home: Home, reader: sqlite3.Connection) -> None:
         assert (run.state, run.attempt, run.holds_gpus) == (state, attempt, holds)
         assert run.gpus == tuple(uuid(index) for index in gpus)
         run_ids_by_gpu = holders([run])
-        assert run_ids_by_gpu == ({uuid(index): [("a-1", "a-1")] for index in gpus} if holds else {})
+        expected = {uuid(index): [("a-1", "a-1")] for index in gpus} if holds else {}
+        assert run_ids_by_gpu == expected
         assert find_run(reader, "a-1", NOW - ago) == run
 
 

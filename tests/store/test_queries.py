@@ -201,7 +201,8 @@ def test_a_run_that_is_over_has_a_checkpoint_where_the_ledger_has_a_candidate(
     checkpoints.save(home.connection, "a-1", (), rows)
     run = find_run(reader, "a-1")
     # Until its folder was looked into after its end, one may be there.
-    assert run.has_checkpoint is (True if has_checkpoint else None)
+    expected = True if has_checkpoint else None
+    assert run.has_checkpoint is expected
     checkpoints.note_scan(home.connection, "a-1", 3, "/c", NOW)
     assert find_run(reader, "a-1").has_checkpoint is has_checkpoint
     spans = spans_of(run, read_attempts(reader, "a-1"), NOW)

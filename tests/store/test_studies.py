@@ -80,7 +80,8 @@ def test_a_study_is_shown_as_it_was(history: sqlite3.Connection) -> None:
     ]:
         (study,) = read_studies(history, at)
         assert (study.state, study.reason) == (state, reason)
-        assert study.ended_at == (200.0 if study.state.is_over else None)
+        expected = 200.0 if study.state.is_over else None
+        assert study.ended_at == expected
 
 
 def test_a_trial_is_shown_as_it_was(history: sqlite3.Connection) -> None:
@@ -93,7 +94,8 @@ def test_a_trial_is_shown_as_it_was(history: sqlite3.Connection) -> None:
     ]:
         (trial,) = read_trials(history, "lr-1", at)
         assert (trial.state, trial.rung, trial.value) == (state, rung, value)
-        assert trial.run_id == (None if at < 105 else "lr-1-t0-1")
+        expected = None if at < 105 else "lr-1-t0-1"
+        assert trial.run_id == expected
         assert [rung.rung for rung in read_rungs(history, "lr-1", at)] == list(range(1, (rung or 0) + 1))
 
 

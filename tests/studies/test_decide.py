@@ -117,7 +117,8 @@ def test_a_run_that_ended_gives_its_trial_a_verdict(
 ) -> None:
     ruled = judge_trial(trial(0, TrialState.RUNNING), end, values, (), study())
     assert ruled.state is verdict
-    assert ruled.values == ((0.5,) if verdict is TrialState.COMPLETE else ())
+    expected = (0.5,) if verdict is TrialState.COMPLETE else ()
+    assert ruled.values == expected
     assert (ruled.again is not None) == (verdict is TrialState.LAUNCHING)
 
 

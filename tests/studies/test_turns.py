@@ -186,7 +186,8 @@ def test_a_study_ends_whose_first_trials_all_diverge_or_do_not_fit(
                 home.report(number, 99, 0.5 if number == good else math.nan)
             failure = None if number == good else incident
             home.end(number, RunState.FAILED if failure else RunState.SUCCEEDED, incident=failure)
-    assert len(home.trials) == (SAME_OF_SPACE if good is None else 7)
+    expected = SAME_OF_SPACE if good is None else 7
+    assert len(home.trials) == expected
     assert home.study.state is (StudyState.FAILED if good is None else StudyState.FINISHED)
 
 
@@ -204,7 +205,8 @@ def test_a_living_trial_that_steps_well_keeps_its_study(begin: Begin, good: bool
     home.end(4, RunState.SUCCEEDED)
     home.work()
     is_failed = not good and incident == "nan_loss"
-    assert home.study.state is (StudyState.FAILED if is_failed else StudyState.FINISHED)
+    expected = StudyState.FAILED if is_failed else StudyState.FINISHED
+    assert home.study.state is expected
     assert home.states()[4] == ("complete" if good else "failed")
 
 

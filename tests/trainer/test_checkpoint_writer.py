@@ -306,7 +306,8 @@ def test_nothing_that_happens_while_one_is_written_costs_one_that_was_there(
         saver.begin(20)
         saver.save(state_of(30), step=30, score=0.125, epoch=1)
         assert [checkpoints.load(folder / name)["step"] for name in ("best_model.pt", paths[2])] == [30, 30]
-        assert {path.name for path in folder.rglob("*rank*")} == ({"step_00000030_rank_0_of_1.pt"} if spread else set())
+        expected = {"step_00000030_rank_0_of_1.pt"} if spread else set()
+        assert {path.name for path in folder.rglob("*rank*")} == expected
         assert not list(folder.rglob("*.tmp"))
         shutil.rmtree(folder)
         if good:

@@ -106,7 +106,8 @@ def test_blocks_are_found_in_their_order(name: str) -> None:
     for mode in ("none", "selective"):
         model = network(name, mode)
         blocks = transformer_blocks(model)
-        assert len(blocks) == (5 if name.startswith("resnet") else 3)
+        expected = 5 if name.startswith("resnet") else 3
+        assert len(blocks) == expected
         order: list[nn.Module] = []
         for block in blocks:
             block.register_forward_hook(lambda module, *_, order=order: order.append(module))

@@ -64,7 +64,8 @@ def test_everything_is_there_and_no_secret(workspace: Workspace, connection: sql
     logs = {"logs/launcher-output.txt", "logs/rank1-stderr.txt"}
     assert files.keys() == {"README.txt", "decision.json", "evidence.json", "gpus.csv", *logs}
     for path in folder.rglob("*"):
-        assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600)
+        expected = 0o700 if path.is_dir() else 0o600
+        assert stat.S_IMODE(path.stat().st_mode) == expected
     assert not [name for name, text in files.items() if TOKEN in text or "hush-hush" in text]
     assert mentions(files["README.txt"], "rank 1", "GPU memory")
     decision = json.loads(files["decision.json"])

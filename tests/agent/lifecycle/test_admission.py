@@ -198,6 +198,7 @@ def test_a_trial_joins_another_where_both_fit_beside_what_others_hold(
         insert(connection, "metric_newest", source_id=add_source(connection, "b-1"), attempt=1, rank=0, data=data)
     home.recorder.processes = {"GPU-0": processes}
     home.turn()
-    assert [record.run_id for record in home.started][1:] == (["c-1"] if joins else [])
+    expected = ["c-1"] if joins else []
+    assert [record.run_id for record in home.started][1:] == expected
     lease = repository.leases(connection)["GPU-0"]
     assert lease[:2] == ((("b-1", "c-1") if joins else ("b-1",)), "s")

@@ -135,7 +135,8 @@ def test_what_a_nan_poisoned_is_not_taken_whatever_the_attempt_ended_by(
         nan_from = 58 if every == 1 else 51
         home.step(*range(step - 9, step + 1, every), nan_from=nan_from)
         home.save(f"step_{step}.pt")
-    assert home.end(kind) == (["step_50.pt"] if every == 1 else [])
+    expected = ["step_50.pt"] if every == 1 else []
+    assert home.end(kind) == expected
     home.connection.close()
 
 
@@ -191,7 +192,8 @@ def test_a_folder_that_is_written_over_may_be_of_two_saves(
     home.step(11, 12)
     home.save("latest/model.pt")
     home.step(*range(13, 13 + later_steps))
-    assert home.end() == ([] if is_cut else ["latest"])
+    expected = [] if is_cut else ["latest"]
+    assert home.end() == expected
     choice = for_person(home.search(), None, wall=lambda: home.now)
     assert (choice.doubted is not None) is is_cut is (not choice.usable)
 
@@ -248,7 +250,8 @@ def test_a_save_in_a_format_that_cannot_be_checked_is_whole_if_its_attempt_went_
     home.now -= 0.9
     home.end()
     choice = for_person(home.search(), None)
-    assert next(info.path.name for info in choice.usable) == (name if is_whole else "step_10.json")
+    expected = name if is_whole else "step_10.json"
+    assert next(info.path.name for info in choice.usable) == expected
     assert is_whole or mentions(choice.refused[0].why, "may be half-written")
     home.connection.close()
 
@@ -290,7 +293,8 @@ def test_the_last_save_of_a_command_that_ended_with_code_0_is_whole(home: Checkp
     search = search_now(home.services, home.run_of(), home.now, ended_well=ended_well)
     assert search is not None
     choice = choose(surveyed(search, lambda: home.now), search.attempts, 1)
-    assert choice.usable[0].path.name == ("step_20.json" if ended_well else "step_10.json")
+    expected = "step_20.json" if ended_well else "step_10.json"
+    assert choice.usable[0].path.name == expected
 
 
 @pytest.mark.parametrize("lives", [True, False], ids=["trains", "over"])

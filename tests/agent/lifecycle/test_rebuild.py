@@ -132,7 +132,8 @@ def test_attempts_that_a_restored_database_does_not_know_are_those_of_the_disk(
     (folder / "started.json").write_text("{}")
     if exit_record is not None:
         (folder / "exit.json").write_text(exit_record)
-    assert rebuild(context) == ([] if exit_record is None else ["net-1"])
+    expected = [] if exit_record is None else ["net-1"]
+    assert rebuild(context) == expected
     run = find_run(context.connection, "net-1")
     assert (run.state, run.attempt) == (state, 2)
     ended = [attempt.ended_at for attempt in read_attempts(context.connection, "net-1")]

@@ -65,7 +65,8 @@ def test_a_rate_beside_a_loss(line: str, total: int | None) -> None:
     records = watch(text).records
     assert [(record["step"], record.get("total_steps")) for record in records] == [(s, total) for s in range(1, 30)]
     assert records[-1]["loss"] == 0.0345
-    assert len(records[-1]) == (3 if total else 2)
+    expected = 3 if total else 2
+    assert len(records[-1]) == expected
 
 
 @table(
@@ -100,7 +101,8 @@ def test_what_is_said_of_lines_that_are_not_stored(line: str, groups: set[str] |
 )
 def test_a_line_without_another_of_its_form_is_said_where_nothing_is_learned(lines: list[str], is_said: bool) -> None:
     watched = watch("\n".join(lines))
-    assert len(watched.records) == (0 if len(lines) < 3 else 8)
+    expected = 0 if len(lines) < 3 else 8
+    assert len(watched.records) == expected
     assert len(watched.reader.remarks) == is_said
     for remark in watched.reader.remarks:
         _, _, pattern = remark.partition("patterns: ['")

@@ -221,7 +221,8 @@ def test_the_verdict_on_a_silence(
     quiet: ProgressSilence, ranks: Ranks, more: dict[str, Any], kind: str | None, rank: int | None
 ) -> None:
     cause = judge(quiet, RankActivity(ranks, **more))
-    assert (None if cause is None else (cause.kind, cause.rank)) == (None if kind is None else (kind, rank))
+    expected = None if kind is None else (kind, rank)
+    assert (None if cause is None else (cause.kind, cause.rank)) == expected
 
 
 @table("quiet, worked, certain_at", [

@@ -44,7 +44,8 @@ def test_nulls_that_stand_for_nan_are_certain_later(nulls: int, numbers: int, si
     detector = NonFinite()
     flags = [True] * nulls + [False] * numbers
     spans = [span for step, flag in enumerate(flags) if (span := detector.add(step, NAN, is_null=flag)) is not None]
-    assert [span.since for span in spans] == ([] if since is None else [since])
+    expected = [] if since is None else [since]
+    assert [span.since for span in spans] == expected
 
 
 @table("step_seconds, windows, slow", [

@@ -180,7 +180,8 @@ def test_an_attempt_that_repeats_steps_and_the_story_between(home: Home, tmp_pat
         follower(home, form, tmp_path / form).run()
         # TensorBoard's files drop the steps that a later attempt repeats.
         once = [(0, step) for step in range(1, 8)]
-        assert written_steps(form, tmp_path / form) == (once if form == "tensorboard" else doubled)
+        expected = once if form == "tensorboard" else doubled
+        assert written_steps(form, tmp_path / form) == expected
     lines = [json.loads(line) for line in (tmp_path / "jsonl").read_text().splitlines()]
     assert [line.get("event", line.get("step")) for line in lines] == [
         "gputui.run", "gputui.attempt", 1, 2, 3, 4, 5, "gputui.incident", "gputui.decision", "gputui.attempt",

@@ -129,7 +129,8 @@ def test_rules_and_dashboard_ask_for_what_there_is_with_the_limits_of_gputui(sto
         rule_id, limits = SAME_RULES[name]
         rule_of_gputui = OWN_RULES[rule_id]
         assert int(rule["for"][:-1]) * SECONDS[rule["for"][-1]] == rule_of_gputui.for_seconds, name
-        assert rule["labels"]["severity"] == ("critical" if rule_of_gputui.severity == "error" else "warning"), name
+        expected = "critical" if rule_of_gputui.severity == "error" else "warning"
+        assert rule["labels"]["severity"] == expected, name
         numbers = {float(text) for text in re.findall(r"[>-] ([\d.]+)", rule["expr"])}
         if limits is None:
             [(span, unit)] = re.findall(r"\[(\d+)([smh])\]", rule["expr"])

@@ -258,7 +258,8 @@ def test_gate() -> None:
         [verdict] = [gate_verdict for gate_verdict in judge(run, efficiency, {}) if gate_verdict.gate == gate]
         assert verdict.outcome == outcome, (gate, run, efficiency, outcome, figure)
         assert verdict.text, (gate, run, efficiency, outcome, figure)
-        assert verdict.figure == (None if figure is None else pytest.approx(figure)), gate
+        expected = None if figure is None else pytest.approx(figure)
+        assert verdict.figure == expected, gate
         assert {gate_verdict.outcome for gate_verdict in judge(run, efficiency, {}) if gate_verdict.gate != gate} == {
             "skip"
         }, gate

@@ -120,7 +120,8 @@ def test_the_shells_gpus_are_not_those_of_trials(
     spec, base = resolve_study(study.spec, study.profile, FOUR_GPUS, run_seconds=None)
     is_pinned = gpus == "[1]"
     assert (spec.gpus_per_trial, base.gpus.count, base.gpus.shell) == (count, count, None)
-    assert base.gpus.uuids == (("GPU-1",) if is_pinned else ())
+    expected = ("GPU-1",) if is_pinned else ()
+    assert base.gpus.uuids == expected
     grid = ("study", "run", str(tmp_path / "small.yaml"), "--grid", "lr=1,2", "--dry-run")
     for arguments in (("study", "run", str(tmp_path / "s.yaml"), "--dry-run"), grid):
         remarks = call(workspace, *arguments).stderr.splitlines()

@@ -97,7 +97,8 @@ def test_the_study_is_what_its_file_says(connection: sqlite3.Connection) -> None
     for trial in trials:
         run = runs[trial.run_id or ""]
         assert (run.study_id, run.trial) == (study.study_id, trial.number)
-        assert run.state == ("succeeded" if trial.state is TrialState.COMPLETE else "stopped")
+        expected = "succeeded" if trial.state is TrialState.COMPLETE else "stopped"
+        assert run.state == expected
         assert trial.reason in (None, run.reason)
         reported = reported_values(connection, run.run_id, ["val/loss"], "step", {})[0]
         rungs = [rung for rung in read_rungs(connection, study.study_id) if rung.number == trial.number]

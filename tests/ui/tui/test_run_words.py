@@ -299,7 +299,8 @@ def test_the_parameters_say_how_long_a_script_trains(home: Home, workspace: Work
         home.metrics(run_id, 1, [{"step": step, "time": NOW - 41 + step, "loss": 1.0} for step in range(41)])
         progress = row_of(workspace, run_id).progress
         assert (progress.step, progress.total_steps) == (40, total), params
-        assert progress.seconds_left == (None if total is None else pytest.approx(360.0, rel=0.1)), params
+        expected = None if total is None else pytest.approx(360.0, rel=0.1)
+        assert progress.seconds_left == expected, params
 
 
 def test_a_run_that_has_done_its_last_step_finishes() -> None:

@@ -186,7 +186,8 @@ def test_what_is_possible_depends_on_the_run(home: Home) -> None:
 def test_a_refused_stop_names_the_state_in_good_english(state: RunState, phrase: str | None) -> None:
     run = Run("a-1", 1, "a", profile="a", state=state, attempt=1, params={}, spec_json="{}", created_at=0.0)
     refused = find("stop", "run").why_not(Context("run", run))
-    assert refused == (None if phrase is None else f"a-1 {phrase} already.")
+    expected = None if phrase is None else f"a-1 {phrase} already."
+    assert refused == expected
 
 
 @table("text, scope, phrase", [
