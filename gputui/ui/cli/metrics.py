@@ -26,7 +26,9 @@ from gputui.ui.cli.context import Exit, Session, exit_on, fail, print_json_list,
 from gputui.ui.views.metric_words import by_interest
 
 PLOT_HEIGHT = 20
-PLOT_WIDTH = 80
+PLOT_WIDTH = 80  # where the output is no terminal
+MOST_PLOT_WIDTH = 160
+BINS_PER_CELL = 4
 FILE_BINS = 2000  # finer than the pixels of a picture
 _AXIS_NAMES = {"step": "step", "time": "s", "trained": "s of training", "epoch": "epoch"}
 
@@ -73,27 +75,39 @@ def command(
         if as_json:
             print_json_list(queries.points_json(connection, view.run_id, names or measured))
             return
-        if plot or file is not None:
-            width = min(shutil.get_terminal_size((PLOT_WIDTH, PLOT_HEIGHT)).columns, 160)
-            bins = FILE_BINS if file is not None else 4 * width
-            request = ChartRequest(names or tuple(measured[:1]), axis, bins=bins, smoothing=smoothing)
-            data = read_charts(connection, view.run_id, request)
-            if file is not None:
-                drawn = drawing(data, clean(view.run_id), is_log=log_y)
-                content = files.export(files.kind_of(file.name), drawn)
-                with exit_on(OSError, code=Exit.REFUSED, before=f"{file} cannot be written: "):
-                    file.parent.mkdir(parents=True, exist_ok=True)
-                    file.write_bytes(content)
-                say(f"wrote {file}")
-            if plot:
-                draw(data, clean(view.run_id), width, log_y=log_y)
+        if not plot and file is None:
+            _print_newest(connection, view, names or measured)
             return
-        latest = queries.latest(connection, view.run_id)
-        if not latest:
-            say(_none_words(connection, view))
-            return
-        rows = [(name, units.metric_value(latest[name])) for name in names or measured if name in latest]
-        print_table(("METRIC", "NEWEST"), rows)
+        width = min(shutil.get_terminal_size((PLOT_WIDTH, PLOT_HEIGHT)).columns, MOST_PLOT_WIDTH)
+        bins = BINS_PER_CELL * width
+        if file is not None:
+            bins = FILE_BINS
+        request = ChartRequest(names or tuple(measured[:1]), axis, bins=bins, smoothing=smoothing)
+        data = read_charts(connection, view.run_id, request)
+    title = clean(view.run_id)
+    if file is not None:
+        _write_picture(data, title, file, is_log=log_y)
+    if plot:
+        draw(data, title, width, log_y=log_y)
+
+
+def _print_newest(connection: sqlite3.Connection, run: Run, names: Sequence[str]) -> None:
+    """Print the newest value of each metric."""
+    latest = queries.latest(connection, run.run_id)
+    if not latest:
+        say(_none_words(connection, run))
+        return
+    rows = [(name, units.metric_value(latest[name])) for name in names if name in latest]
+    print_table(("METRIC", "NEWEST"), rows)
+
+
+def _write_picture(data: ChartData, title: str, file: Path, *, is_log: bool) -> None:
+    """Write the chart in the format that the file's name says."""
+    content = files.export(files.kind_of(file.name), drawing(data, title, is_log=is_log))
+    with exit_on(OSError, code=Exit.REFUSED, before=f"{file} cannot be written: "):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(content)
+    say(f"wrote {file}")
 
 
 def require_metric(run: Run, measured: Sequence[str], name: str) -> None:

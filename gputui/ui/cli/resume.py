@@ -51,19 +51,17 @@ def command(
     if options := [option for option, value in of_one.items() if value]:
         choice.single(options)
 
+    is_unchanged = not (changes or checkpoint or force)
+    job = {}
+    if time_limit is not None:
+        job["time"] = time_limit
+
     def resume_one(run: Run) -> Answer:
-        if not (changes or checkpoint or force) and run.state is RunState.SUCCEEDED:
-            raise CommandRefusedError(f"{run.run_id} is complete; --set changes what it trains to, {_FORCE}")
-        if not (changes or checkpoint or force) and run.study_id is not None and run.state.is_over:
-            raise CommandRefusedError(f"{run.run_id} is a trial that its study has ended and will not count; {_FORCE}")
-        job = {} if time_limit is None else {"time": time_limit}
+        if is_unchanged:
+            _refuse_ended(run)
         args: dict[str, Any] = {"set": _changed_params(run, changes), **again_on_target(session, run, job)}
         if checkpoint is not None:
-            spec = known_spec(run)
-            with closing(session.reader()) as connection:
-                rows = checkpoints.of_run(connection, run.run_id)
-            target = None if spec is None else spec.target
-            args["from"] = checkpoint_path(checkpoint, rows, target)
+            args["from"] = _checkpoint_of(session, run, checkpoint)
         answer = answer_of(session, "resume", run, **args)
         if wait:
             from gputui.ui.cli.wait import wait_until_over
@@ -73,6 +71,35 @@ def command(
 
     variant = resume_variant(names_checkpoint=checkpoint is not None, is_forced=bool(changes) or force)
     for_each(session, choice, variant, resume_one)
+
+
+def _refuse_ended(run: Run) -> None:
+    """Refuse a run that a person hardly means to continue as it is. Raises CommandRefusedError."""
+    if run.state is RunState.SUCCEEDED:
+        raise CommandRefusedError(f"{run.run_id} is complete; --set changes what it trains to, {_FORCE}")
+    if run.study_id is not None and run.state.is_over:
+        raise CommandRefusedError(f"{run.run_id} is a trial that its study has ended and will not count; {_FORCE}")
+
+
+def _changed_params(run: Run, changes: tuple[str, ...]) -> dict[str, Scalar]:
+    from gputui.profiles.params import Parameter, apply, split_assignments
+
+    texts = split_assignments(changes)
+    values = apply({name: Parameter(name, value) for name, value in run.params.items()}, texts)
+    changed = {name: values[name] for name in texts}
+    # Commands are stored, and a secret must not be.
+    if redact_params(changed) != changed:
+        fail("a secret is not stored, so that a resume cannot change it; launch the run again", Exit.USAGE)
+    return changed
+
+
+def _checkpoint_of(session: Session, run: Run, checkpoint: str) -> str:
+    """The path of a checkpoint that was given for a run."""
+    with closing(session.reader()) as connection:
+        rows = checkpoints.of_run(connection, run.run_id)
+    spec = known_spec(run)
+    target = None if spec is None else spec.target
+    return checkpoint_path(checkpoint, rows, target)
 
 
 def checkpoint_path(checkpoint: str, rows: Sequence[CheckpointRow], target: Mapping[str, Any] | None = None) -> str:
@@ -87,15 +114,3 @@ def checkpoint_path(checkpoint: str, rows: Sequence[CheckpointRow], target: Mapp
     if len(paths) == 1 and not path.exists():
         return paths[0]
     return str(path)
-
-
-def _changed_params(run: Run, changes: tuple[str, ...]) -> dict[str, Scalar]:
-    from gputui.profiles.params import Parameter, apply, split_assignments
-
-    texts = split_assignments(changes)
-    values = apply({name: Parameter(name, value) for name, value in run.params.items()}, texts)
-    changed = {name: values[name] for name in texts}
-    # Commands are stored, and a secret must not be.
-    if redact_params(changed) != changed:
-        fail("a secret is not stored, so that a resume cannot change it; launch the run again", Exit.USAGE)
-    return changed

@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 
 ANY_END = ":any"
 DECISION_SECONDS = 1.0
-"""How long to wait for the agent to decide whether a new run starts."""
+"""How long to wait for the agent to decide whether a new run starts; then the run is said to be queued."""
+
+POLL_SECONDS = 0.02
 
 
 @verb("run", changes=lambda options: not options["dry_run"], cls=CommandVerb, has_json=True)
@@ -101,16 +103,13 @@ def command(
     file here. What follows a script or -- belongs to it: gputui run --gpus 2 train.py --lr 0.1. A run
     is queued when its GPUs are busy, and survives the end of this terminal.
     """
-    from gputui.ui.cli import check, launch_spec
-
     profile = _launched_profile(session, argv)
-    limit: dict[str, float] = {}
-    job_options = {"partition": partition, "account": account}
-    if target is not None:
-        job_options["time"] = time_limit
+    job = {option: text for option, text in (("partition", partition), ("account", account)) if text is not None}
+    limit_seconds = None
+    if time_limit is not None and target is not None:
+        job["time"] = time_limit
     elif time_limit is not None:
-        limit["time_limit_seconds"] = _limit_seconds(time_limit)
-    job = {key: value for key, value in job_options.items() if value is not None}
+        limit_seconds = _limit_seconds(time_limit)
     begin_at = None
     if begin is not None:
         with exit_on(TypedTimeError, code=Exit.USAGE, before="--begin: "):
@@ -123,9 +122,7 @@ def command(
     elif job:
         fail(f"--{next(iter(job))} goes with --on TARGET", Exit.USAGE)
     elif dry_run:
-        situation = launch_spec.gpu_situation(session)
-        spec = replace(launch_spec.resolve_spec(profile, changes, gpus, situation), **limit)
-        check.print_plan(session, spec, situation, as_json)
+        _print_plan_here(session, profile, changes, gpus, limit_seconds=limit_seconds, as_json=as_json)
         return
     else:
         spec = _resolve_here(session, profile, changes, gpus)
@@ -135,17 +132,14 @@ def command(
         recipients_of(session)  # refuses if there are none
         spec = replace(spec, notify=True)
     session.need_agent()
-    spec = replace(spec, begin_at=begin_at, **limit)
+    spec = _with_limit(replace(spec, begin_at=begin_at), limit_seconds)
     if priority is not None:
         spec = replace(spec, priority=priority)
     if predecessors:
         spec = _with_predecessors(session, spec, predecessors)
     run_id = submit(session, spec, name)
-    if spec.gpus.shell is not None and not as_json:
-        count = "no GPU"
-        if spec.gpus.count:
-            count = units.count_of(spec.gpus.count, "GPU")
-        say(f"{run_id} asks for {count}{spec.gpus.origin_words}; --gpus beats it")
+    if not as_json:
+        _say_shell_gpus(run_id, spec)
     if wait:
         from gputui.ui.cli.wait import wait_until_over
 
@@ -154,24 +148,6 @@ def command(
         print_json({"id": run_id, "state": RunState.QUEUED})
     else:
         _say_started(session, run_id, spec)
-
-
-def _limit_seconds(typed: str) -> float:
-    """A typed time; ends the command if it is none."""
-    seconds = parse_duration(typed)
-    if not seconds:
-        fail(f"--time: expected a time such as 30min, 1h30m or 2d, found {shorten(typed)}", Exit.USAGE)
-    return seconds
-
-
-def _say_started(session: Session, run_id: str, spec: RunSpec) -> None:
-    """Print the state of a new run and what goes on with it."""
-    state = first_state(session, run_id)
-    say(f"{run_id} {state}; gputui logs {run_id} -f follows it, gputui stop {run_id} ends it")
-    if spec.typed and spec.checkpoints is None:
-        from gputui.recovery.actions import NO_CHECKPOINTS
-
-        say(f"after a failure it is started again without a checkpoint: {NO_CHECKPOINTS} (gputui help recipes)")
 
 
 def _launched_profile(session: Session, argv: tuple[str, ...]) -> Profile:
@@ -188,18 +164,12 @@ def _launched_profile(session: Session, argv: tuple[str, ...]) -> Profile:
         return launch_spec.load_profile(session, argv[0])
 
 
-def _with_predecessors(session: Session, spec: RunSpec, predecessors: tuple[str, ...]) -> RunSpec:
-    """The specification of a run that starts after others: ``net-1`` once it succeeded, ``net-1:any`` once it ended."""
-    after: list[str] = []
-    after_any: list[str] = []
-    with closing(session.reader()) as connection:
-        for predecessor in predecessors:
-            run_id = session.find_run(connection, predecessor.removesuffix(ANY_END), only=True).run_id
-            if predecessor.endswith(ANY_END):
-                after_any.append(run_id)
-            else:
-                after.append(run_id)
-    return replace(spec, after=tuple(after), after_any=tuple(after_any))
+def _limit_seconds(typed: str) -> float:
+    """A typed time; ends the command if it is none."""
+    seconds = parse_duration(typed)
+    if not seconds:
+        fail(f"--time: expected a time such as 30min, 1h30m or 2d, found {shorten(typed)}", Exit.USAGE)
+    return seconds
 
 
 def _resolve_elsewhere(
@@ -231,6 +201,23 @@ def _say_target_plan(session: Session, spec: RunSpec) -> None:
         say(line)
 
 
+def _print_plan_here(
+    session: Session,
+    profile: Profile,
+    changes: tuple[str, ...],
+    gpus: str | None,
+    *,
+    limit_seconds: float | None,
+    as_json: bool,
+) -> None:
+    """Print what would be started on this machine, whether or not its checks pass."""
+    from gputui.ui.cli import check, launch_spec
+
+    situation = launch_spec.gpu_situation(session)
+    spec = launch_spec.resolve_spec(profile, changes, gpus, situation)
+    check.print_plan(session, _with_limit(spec, limit_seconds), situation, as_json)
+
+
 def _resolve_here(session: Session, profile: Profile, changes: tuple[str, ...], gpus: str | None) -> RunSpec:
     """The specification of a run on this machine, whose GPUs an agent reads first; ends the command
     if a check fails."""
@@ -248,6 +235,54 @@ def _resolve_here(session: Session, profile: Profile, changes: tuple[str, ...], 
     return spec
 
 
+def _with_limit(spec: RunSpec, limit_seconds: float | None) -> RunSpec:
+    """The specification with the limit of the command line; without one it keeps its own."""
+    if limit_seconds is None:
+        return spec
+    return replace(spec, time_limit_seconds=limit_seconds)
+
+
+def _with_predecessors(session: Session, spec: RunSpec, predecessors: tuple[str, ...]) -> RunSpec:
+    """The specification of a run that starts after others: ``net-1`` once it succeeded, ``net-1:any`` once it ended."""
+    after: list[str] = []
+    after_any: list[str] = []
+    with closing(session.reader()) as connection:
+        for predecessor in predecessors:
+            run_id = session.find_run(connection, predecessor.removesuffix(ANY_END), only=True).run_id
+            if predecessor.endswith(ANY_END):
+                after_any.append(run_id)
+            else:
+                after.append(run_id)
+    return replace(spec, after=tuple(after), after_any=tuple(after_any))
+
+
+def submit(session: Session, spec: RunSpec, name: str | None) -> str:
+    """Hand a run to the agent; returns its ID. Ends the command if it is refused."""
+    with closing(session.commander()) as connection, session.writing():
+        command_id = submit_run(session.workspace, connection, spec, name=name, actor=actor(), now=time.time())
+        return str(session.wait(connection, command_id)["id"])
+
+
+def _say_shell_gpus(run_id: str, spec: RunSpec) -> None:
+    """Say which GPUs a run asks for where the shell's environment decided it."""
+    if spec.gpus.shell is None:
+        return
+    count = "no GPU"
+    if spec.gpus.count:
+        count = units.count_of(spec.gpus.count, "GPU")
+    say(f"{run_id} asks for {count}{spec.gpus.origin_words}; --gpus beats it")
+
+
+def _say_started(session: Session, run_id: str, spec: RunSpec) -> None:
+    """Print the state of a new run and what goes on with it."""
+    state = first_state(session, run_id)
+    say(f"{run_id} {state}; gputui logs {run_id} -f follows it, gputui stop {run_id} ends it")
+    if spec.typed and spec.checkpoints is None:
+        from gputui.recovery.actions import NO_CHECKPOINTS
+
+        say(f"after a failure it is started again without a checkpoint: {NO_CHECKPOINTS} (gputui help recipes)")
+
+
 def first_state(session: Session, run_id: str) -> str:
     """The state of a new run once the agent has decided whether it starts, or what it waits for."""
     deadline = time.monotonic() + DECISION_SECONDS
@@ -257,13 +292,6 @@ def first_state(session: Session, run_id: str) -> str:
                 return f"queued: {run.waiting_for}"
             if time.monotonic() > deadline:
                 break
-            time.sleep(0.02)
+            time.sleep(POLL_SECONDS)
     state = RunState.QUEUED if run is None else run.state
     return str(state)
-
-
-def submit(session: Session, spec: RunSpec, name: str | None) -> str:
-    """Hand a run to the agent; returns its ID. Ends the command if it is refused."""
-    with closing(session.commander()) as connection, session.writing():
-        command_id = submit_run(session.workspace, connection, spec, name=name, actor=actor(), now=time.time())
-        return str(session.wait(connection, command_id)["id"])
