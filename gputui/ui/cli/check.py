@@ -65,9 +65,7 @@ def command(
     results = check(spec, state=session.workspace.state, gpus=situation, past=past)
     if gpu_problems:
         problem = "; ".join(gpu_problems).removeprefix("gpus: ")
-        for index, result in enumerate(results):
-            if result.name == GPUS_CHECK:
-                results[index] = CheckResult(GPUS_CHECK, "fail", problem)
+        results = [_with_gpu_problem(result, problem) for result in results]
     if as_json:
         print_json([result.to_json() for result in results])
     else:
@@ -76,15 +74,27 @@ def command(
         for result in results:
             say(result.line)
         say("")
-        launch = ["gputui", "run", profile]
-        for change in changes:
-            launch += ["--set", change]
-        if gpus is not None:
-            launch += ["--gpus", gpus]
-        say(verdict(results, shlex.join(launch)))
+        say(verdict(results, _run_command(profile, changes, gpus)))
     if any(result.status == "fail" for result in results):
         code = Exit.REFUSED if gpu_problems else Exit.USAGE
         raise SystemExit(code)
+
+
+def _with_gpu_problem(result: CheckResult, problem: str) -> CheckResult:
+    """The result of a check; that of the GPUs fails."""
+    if result.name != GPUS_CHECK:
+        return result
+    return CheckResult(GPUS_CHECK, "fail", problem)
+
+
+def _run_command(profile: str, changes: Sequence[str], gpus: str | None) -> str:
+    """The command that launches what was checked."""
+    argv = ["gputui", "run", profile]
+    for change in changes:
+        argv += ["--set", change]
+    if gpus is not None:
+        argv += ["--gpus", gpus]
+    return shlex.join(argv)
 
 
 def verdict(results: Sequence[CheckResult], launch: str) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,9 +15,13 @@ from gputui.core.yaml_forms.problems import did_you_mean
 from gputui.recovery import policies, policy_simulation, policy_words
 from gputui.recovery.effects import AppliedAction, Result
 from gputui.recovery.kinds import KINDS
+from gputui.recovery.policies import PolicyAction
 from gputui.recovery.policy_simulation import SimulatedAttempt
 from gputui.ui.cli import completers
 from gputui.ui.cli.context import Exit, Session, fail, listing, print_json, print_table, say
+
+if TYPE_CHECKING:
+    from gputui.ui.cli.policy_subjects import PolicySubject
 
 
 @listing("policy")
@@ -44,23 +49,37 @@ def show(session: Session, what: str, as_json: bool) -> None:
     from gputui.ui.cli import policy_subjects
 
     subject = policy_subjects.find(session, what)
-    policy = subject.policy
-    spec = subject.situation.spec
     effects = [] if subject.is_example else policy_subjects.effects(subject)
     if as_json:
-        shape: dict[str, Any] = {
-            **policy_words.policy_json(policy),
-            "profile": subject.profile,
-            "run": subject.run,
-        }
-        if not subject.is_example:
-            shape["params"] = redact_params(subject.situation.params)
-            shape["actions"] = [
-                {"argument": action.argument, **result.to_json(), "action": action.name} for action, result in effects
-            ]
-        print_json(shape)
+        print_json(_policy_shape(subject, effects))
         return
-    title = f"policy {policy_words.own_name(policy)}"
+    _say_ladders(subject)
+    if effects:
+        say("")
+        say(f"what the actions would do with the parameters of {subject.situation.spec.name}")
+        table = [(policies.action_words(action), *_effect(result)) for action, result in effects]
+        print_table(("ACTION", "", ""), table)
+
+
+def _policy_shape(subject: PolicySubject, effects: Sequence[tuple[PolicyAction, Result]]) -> dict[str, Any]:
+    """The JSON of ``gputui policy show --json``."""
+    shape: dict[str, Any] = {
+        **policies.policy_json(subject.policy),
+        "profile": subject.profile,
+        "run": subject.run,
+    }
+    if not subject.is_example:
+        shape["params"] = redact_params(subject.situation.params)
+        shape["actions"] = [
+            {"argument": action.argument, **result.to_json(), "action": action.name} for action, result in effects
+        ]
+    return shape
+
+
+def _say_ladders(subject: PolicySubject) -> None:
+    """Print the limits of a policy, and what it tries about each kind of incident."""
+    policy = subject.policy
+    title = f"policy {policies.own_name(policy)}"
     if not subject.is_example:
         title += f", of {subject.phrase}"
     say(title)
@@ -71,12 +90,13 @@ def show(session: Session, what: str, as_json: bool) -> None:
         rows = [(kind, policy_words.kind_words(kind, policy)) for kind in policies.kinds_with_ladders()]
         print_table(("INCIDENT", "WHAT IS TRIED"), rows)
         say("")
-        say("never retried: " + ", ".join(policy_words.policy_json(policy)["never_retried"]))
-    if effects:
-        say("")
-        say(f"what the actions would do with the parameters of {spec.name}")
-        table = [(policy_words.action_words(action), *_effect(result)) for action, result in effects]
-        print_table(("ACTION", "", ""), table)
+        say("never retried: " + ", ".join(policies.policy_json(policy)["never_retried"]))
+
+
+def _effect(result: Result) -> tuple[str, str]:
+    if isinstance(result, AppliedAction):
+        return "✓", result.note
+    return "skipped", result.why
 
 
 @command.verb("try", changes=False, has_json=True)
@@ -120,14 +140,22 @@ def try_(
     rounds = policy_simulation.attempts_of(
         subject.situation, kind, policy, times=times, progress=progress, refuses=refuses
     )
+    is_stopped = rounds[-1].plan.verdict == "stop"
     assumed = policy_subjects.assumptions(subject, progress)
     if refuses:
-        assumed = [*assumed, "with changed parameters the script ends with an exception before its first step"]
-    is_stopped = rounds[-1].plan.verdict == "stop"
+        assumed.append("with changed parameters the script ends with an exception before its first step")
     if as_json:
-        shape = {"policy": policy.name, "incident": kind, "profile": subject.profile, "run": subject.run}
-        attempts = [_round_json(attempt) for attempt in rounds]
-        print_json({**shape, "progress": progress, "assumed": assumed, "attempts": attempts, "stopped": is_stopped})
+        shape = {
+            "policy": policy.name,
+            "incident": kind,
+            "profile": subject.profile,
+            "run": subject.run,
+            "progress": progress,
+            "assumed": assumed,
+            "attempts": [_round_json(attempt) for attempt in rounds],
+            "stopped": is_stopped,
+        }
+        print_json(shape)
         return
     say(f"{kind} ({KINDS[kind].title}) again and again in {subject.phrase}, policy {policy_words.own_name(policy)}")
     for sentence in assumed:
@@ -138,12 +166,6 @@ def try_(
     if not is_stopped:
         say("")
         say(f"… and so on; --times {len(rounds)} ends here")
-
-
-def _effect(result: Result) -> tuple[str, str]:
-    if isinstance(result, AppliedAction):
-        return "✓", result.note
-    return "skipped", result.why
 
 
 def _say_round(attempt: SimulatedAttempt, kind: str, rungs: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sqlite3
 import time
 from collections.abc import Mapping, Sequence
 
@@ -10,7 +11,7 @@ import click
 
 from gputui.core import units
 from gputui.core.text import clean
-from gputui.metrics.progress import progress_now
+from gputui.metrics.progress import Progress, progress_now
 from gputui.runs.selection import RunFilter
 from gputui.runs.stored_spec import known_spec
 from gputui.store import queue
@@ -46,52 +47,58 @@ def command(session: Session, as_json: bool, active: bool, order: str | None, on
     if as_json:
         print_json([{**row_shape(row), "size_bytes": sizes[row.run.run_id]} for row in rows])
         return
-    is_active = any(not run.state.is_over for run in runs)
-    if not is_active:
-        is_active = any(study.state.needs_agent for study in read_studies(connection))
-    session.note_missing_agent(is_active=is_active)
+    session.note_missing_agent(is_active=_needs_agent(connection, runs))
     pause = queue.pause(connection)
     if pause is not None:
         say(pause_line(pause, now))
-    if only and not runs:
+    if runs:
+        _print_runs(connection, rows, sizes, order, now)
+    elif only:
         say("no run matches")
-        return
-    if not runs:
-        over_count = len(read_runs(connection, over_only=True))
-        say(_no_runs_words(session, over_count))
-        return
-    unread = intake.without_metrics(connection)
-    has_own_metrics = any(row.progress.has_own_metric for row in rows)
-    _print_runs(
-        [_row(row, unread.get(row.run.run_id), now, has_own_metrics, sizes.get(row.run.run_id)) for row in rows],
-        is_sized=bool(sizes),
-        has_usual_names=all(run.run_id.rpartition("-")[0] == run.profile for run in runs),
-        order=order,
-    )
+    else:
+        say(_no_runs_words(session, over_count=len(read_runs(connection, over_only=True))))
+
+
+def _needs_agent(connection: sqlite3.Connection, runs: Sequence[Run]) -> bool:
+    """Whether one of the runs or of all studies makes no progress without an agent."""
+    if any(not run.state.is_over for run in runs):
+        return True
+    return any(study.state.needs_agent for study in read_studies(connection))
 
 
 def _print_runs(
-    table: Sequence[Mapping[str, str]], *, is_sized: bool, has_usual_names: bool, order: str | None
+    connection: sqlite3.Connection,
+    rows: Sequence[RunRow],
+    sizes: Mapping[str, int | None],
+    order: str | None,
+    now: float,
 ) -> None:
     """Print a table without the columns that say nothing.
 
     Args:
-        table: the cells of each run, by the heads of the columns.
-        is_sized: whether the sizes of the runs are known.
-        has_usual_names: whether each id has the name of the run's profile.
+        sizes: the bytes of each run's folder, by run id; empty if they are not to be shown.
         order: the column that the runs are sorted by; narrow terminals have it, too.
     """
-    unused = [head for head in ("NAME", "TAGS") if not any(row[head] for row in table)]
-    if has_usual_names:
+    unread = intake.without_metrics(connection)
+    has_own_metrics = any(row.progress.has_own_metric for row in rows)
+    table = [_cells(row, unread.get(row.run.run_id), now, has_own_metrics, sizes.get(row.run.run_id)) for row in rows]
+    unused = [head for head in ("NAME", "TAGS") if not any(cells[head] for cells in table)]
+    if all(_has_usual_name(row.run) for row in rows):
         unused.append("PROFILE")
-    if not is_sized:
+    if not sizes:
         unused.append("SIZE")
     heads = [head for head in table[0] if head not in unused]
     spare = [head for head in _SPARE if head.lower() != order]
-    print_table(heads, [[row[head] for head in heads] for row in table], spare=spare)
+    print_table(heads, [[cells[head] for head in heads] for cells in table], spare=spare)
 
 
-def _no_runs_words(session: Session, over_count: int) -> str:
+def _has_usual_name(run: Run) -> bool:
+    """Whether the id of a run has the name of its profile."""
+    name, _, _ = run.run_id.rpartition("-")
+    return name == run.profile
+
+
+def _no_runs_words(session: Session, *, over_count: int) -> str:
     """What to do where no run is listed: ``no active run; gputui ps lists 3 that are over``."""
     if over_count == 1:
         return "no active run; gputui ps lists 1 that is over"
@@ -104,42 +111,32 @@ def _in_order(rows: list[RunRow], order: str | None, sizes: Mapping[str, int | N
     """The rows, newest first, in one of `ORDERS`: unknown values come last."""
 
     def rank(row: RunRow) -> float:
-        run = row.run
-        loss = row.progress.loss
         if order == "loss":
-            if loss is None or math.isnan(loss):
-                return math.inf
-            return loss
-        value = run.started_at
-        if order == "size":
-            value = sizes[run.run_id]
-        if value is None:
-            return math.inf
-        return -value
+            loss = row.progress.loss
+            return math.inf if loss is None or math.isnan(loss) else loss
+        value = sizes[row.run.run_id] if order == "size" else row.run.started_at
+        return math.inf if value is None else -value
 
     if order is None:
         return rows
     return sorted(rows, key=rank)
 
 
-def _row(row: RunRow, unread: str | None, now: float, has_own_metrics: bool, size_bytes: int | None) -> dict[str, str]:
-    """The cells of a run by their column. ``unread`` says why the run has no metrics."""
+def _cells(
+    row: RunRow, unread: str | None, now: float, has_own_metrics: bool, size_bytes: int | None
+) -> dict[str, str]:
+    """The cells of a run by their column.
+
+    Args:
+        unread: why the run has no metrics; None if it has.
+        has_own_metrics: whether one of the listed runs has another metric than a loss.
+        size_bytes: the bytes of the run's folder; None if unknown.
+    """
     run = row.run
-    progress = row.progress
-    name, value = progress.listed_metric
-    metric = units.metric_value(value)
-    metric_head = "LOSS"
-    if has_own_metrics:
-        metric_head = "METRIC"
-        if value is not None:
-            metric = f"{clean(name)} {metric}"
-    step = eta = "–"
-    if progress.step is not None:
-        step = units.count(progress.step)
-        if progress.total_steps is not None:
-            step += f"/{units.count(progress.total_steps)}"
+    eta = ""
     if activity(row, now) is None:
-        eta = time_left(progress).removesuffix(" left") or "–"
+        eta = time_left(row.progress).removesuffix(" left")
+    metric_head = "METRIC" if has_own_metrics else "LOSS"
     return {
         "RUN": run.run_id,
         "NAME": run.name if run.is_renamed else "",
@@ -147,13 +144,30 @@ def _row(row: RunRow, unread: str | None, now: float, has_own_metrics: bool, siz
         "TAGS": tag_words(run),
         "STATE": run_state_text(run),
         "GPUS": _gpus(run),
-        "STEP": step,
-        metric_head: metric,
+        "STEP": _step(row.progress),
+        metric_head: _metric(row.progress, is_named=has_own_metrics),
         "TIME": units.duration(run.trained_seconds(now)),
-        "ETA": eta,
+        "ETA": eta or "–",
         "SIZE": units.bytes_text(size_bytes),
         "": " · ".join(part for part in (_remark(row, unread, now), run.note) if part),
     }
+
+
+def _step(progress: Progress) -> str:
+    """``400/1 000``; a dash if no step is known."""
+    if progress.step is None:
+        return "–"
+    if progress.total_steps is None:
+        return units.count(progress.step)
+    return f"{units.count(progress.step)}/{units.count(progress.total_steps)}"
+
+
+def _metric(progress: Progress, *, is_named: bool) -> str:
+    """The newest value of the metric that is listed, with its name if asked for."""
+    name, value = progress.listed_metric
+    if is_named and value is not None:
+        return f"{clean(name)} {units.metric_value(value)}"
+    return units.metric_value(value)
 
 
 def _gpus(run: Run) -> str:
@@ -168,12 +182,18 @@ def _remark(row: RunRow, unread: str | None, now: float) -> str:
     """A remark about a run: what it does or waits for, why it has no metrics, or its end."""
     run = row.run
     doing = activity(row, now)
-    if doing is not None and not (unread and awaits_step(row)):
-        return doing[0]
-    if run.waiting_for or run.reported_reason:
-        return run.waiting_for or run.reported_reason or ""
-    if run.target is not None and run.ended_at is None and (place := placement_words(run, now)[0]):
-        return place
+    is_unread = bool(unread) and awaits_step(row)
+    if doing is not None and not is_unread:
+        text, _ = doing
+        return text
+    if run.waiting_for:
+        return run.waiting_for
+    if run.reported_reason:
+        return run.reported_reason
+    if run.target is not None and run.ended_at is None:
+        place, _ = placement_words(run, now)
+        if place:
+            return place
     if unread:
         return f"no metrics: {unread}"
     return ""

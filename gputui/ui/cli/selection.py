@@ -60,14 +60,9 @@ def filter_options(tag: str = "--tag") -> Decorator:
         click.option(
             "--state", "states", multiple=True, type=click.Choice(_STATES), metavar="STATE", help="Only runs in it."
         ),
-        *(
-            click.option(flag, name, multiple=True, metavar=metavar, shell_complete=complete, help=text)
-            for flag, name, metavar, complete, text in (
-                (tag, "tags", "TAG", completers.tags, "Only runs with this tag."),
-                ("--profile", "profiles", "NAME", completers.profiles_of_runs, "Only runs of this profile."),
-                ("--study", "studies", "ID", completers.studies, "Only trials of this study."),
-            )
-        ),
+        _names_option(tag, "tags", "TAG", completers.tags, "Only runs with this tag."),
+        _names_option("--profile", "profiles", "NAME", completers.profiles_of_runs, "Only runs of this profile."),
+        _names_option("--study", "studies", "ID", completers.studies, "Only trials of this study."),
         click.option(
             "--older",
             "older_seconds",
@@ -77,6 +72,11 @@ def filter_options(tag: str = "--tag") -> Decorator:
         ),
     )
     return _as_argument("only", RunFilter, RunFilter.__struct_fields__, options)
+
+
+def _names_option(flag: str, field: str, metavar: str, complete: Function, text: str) -> Decorator:
+    """An option for a field of `RunFilter` that may be given several times."""
+    return click.option(flag, field, multiple=True, metavar=metavar, shell_complete=complete, help=text)
 
 
 def _as_argument(
@@ -171,8 +171,8 @@ def for_each(session: Session, choice: RunChoice, verb: str, act: Callable[[Run]
     if choice.only or choice.is_rehearsal:
         runs = _list_actionable(session, choice, verb, runs)
     if choice.is_rehearsal:
-        is_refused = not choice.only and len(runs) < chosen_count
-        if refusals or is_refused or not runs:
+        is_one_refused = not choice.only and len(runs) < chosen_count
+        if refusals or is_one_refused or not runs:
             raise SystemExit(Exit.REFUSED)
         return
     if choice.only:

@@ -123,9 +123,15 @@ def command(session: Session, run: str | None, with_diff: bool, against: str | N
     if as_json:
         print_json(details_shape(details))
         return
-    heading = f"{view.run_id}  {view.state}"
-    if view.reported_reason:
-        heading += f"  ({view.reported_reason})"
+    _say_details(details, now)
+
+
+def _say_details(details: RunDetails, now: float) -> None:
+    """Print the facts of a run, the table of its attempts and what its failures cost."""
+    run = details.row.run
+    heading = f"{run.run_id}  {run.state}"
+    if run.reported_reason:
+        heading += f"  ({run.reported_reason})"
     say(heading)
     for label, text in _facts(details, now):
         say(f"{label:12}{text}")
@@ -135,10 +141,9 @@ def command(session: Session, run: str | None, with_diff: bool, against: str | N
         print_table(("ATTEMPT", "STATE", "TIME", "STEPS", ""), rows)
     total = total_cost(details.failures)
     if total is not None and (price := in_words(total)):
+        bound = "at least " if total.unknown else ""
         say("")
-        if total.unknown:
-            price = f"at least {price}"
-        say(f"{units.count_of(total.incidents, 'incident')} cost {price}")
+        say(f"{units.count_of(total.incidents, 'incident')} cost {bound}{price}")
 
 
 def read_details(session: Session, connection: sqlite3.Connection, run: Run, now: float) -> RunDetails:
@@ -206,7 +211,8 @@ def _facts(details: RunDetails, now: float) -> Iterator[tuple[str, str]]:
     else:
         yield "profile", run.profile
     if run.target is not None:
-        yield "target", placement_words(run, now)[0]
+        place, _ = placement_words(run, now)
+        yield "target", place
     if spec is not None and spec.time_limit_seconds is not None:
         yield "time limit", units.duration(spec.time_limit_seconds)
     yield "parameters", "  ".join(f"{name}={units.parameter(value)}" for name, value in run.params.items()) or "none"
