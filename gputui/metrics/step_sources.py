@@ -17,7 +17,7 @@ from gputui.store.metrics.roles import metric_roles
 from gputui.store.metrics.step_lines import KINDS_OF_MIXED_LINES
 from gputui.store.metrics.stored_lines import NOT_METRICS
 
-# In the newest values of a source: those that only a source with the attempt's steps has.
+# Names that only a source with the attempt's steps keeps in its newest values.
 _OF_STEPS = ("step", "total_steps")
 
 _WIDEN = """
@@ -68,31 +68,36 @@ def store_steps(connection: sqlite3.Connection, batch: Batch, now: float) -> Non
         return
     attempt: dict[str, object] = {"run_id": run_id, "attempt": batch.attempt}
     is_mixed = bool(with_loss) and kind in KINDS_OF_MIXED_LINES
-    counted_loss = None
-    if is_mixed:
-        counted_loss = loss
-    steps = _steps(batch, counted_loss)
+    if is_mixed and loss is not None:
+        steps = _steps_with_loss(batch, loss)
+    else:
+        steps = _all_steps(batch)
     if steps is not None:
         _widen(connection, attempt, batch, steps, now)
-    without_loss = [number for number in newest.keys() - with_loss if with_loss and "step" in newest[number]]
-    for number in without_loss:
+    outdated: list[int] = []
+    if with_loss:
+        outdated = [number for number in newest.keys() - with_loss if "step" in newest[number]]
+    for number in outdated:
         forget_newest(connection, number, batch.attempt, _OF_STEPS)
-    if without_loss or is_corrected or (is_mixed and loss in batch.new_names):
-        path = None
-        if with_loss:
-            path = f'$."{loss}"'
+    is_first_loss = is_mixed and loss in batch.new_names
+    may_shrink = bool(outdated) or is_corrected or is_first_loss
+    if may_shrink:
+        path = f'$."{loss}"' if with_loss else None
         sources = orjson.dumps([*(with_loss or newest)]).decode()
         connection.execute(_REPLACE, attempt | {"sources": sources, "path": path})
     if is_mixed:
         connection.execute(_NEWEST_OF_LOSS, attempt | {"source_id": source_id})
 
 
-def _steps(batch: Batch, loss: str | None) -> tuple[int, int] | None:
-    """The first and the last step of a batch, of its lines with a loss if that is named; None without any."""
-    if loss is None:
-        if batch.first_step is None or batch.last_step is None:
-            return None
-        return batch.first_step, batch.last_step
+def _all_steps(batch: Batch) -> tuple[int, int] | None:
+    """The first and the last step of a batch, None without any."""
+    if batch.first_step is None or batch.last_step is None:
+        return None
+    return batch.first_step, batch.last_step
+
+
+def _steps_with_loss(batch: Batch, loss: str) -> tuple[int, int] | None:
+    """The first and the last step of a batch's lines with a loss, None without any."""
     lines = ((row.step, row.data) for row in batch.rows if row.rank in (None, 0))
     steps = [step for step, data in lines if step is not None and loss in orjson.loads(data)]
     if not steps:
@@ -117,14 +122,21 @@ def _forget_gone_names(connection: sqlite3.Connection, source_id: int, attempt: 
     newest = connection.execute(
         "SELECT data FROM metric_newest WHERE source_id = ? AND attempt = ?", (source_id, attempt)
     )
-    names = {name for (data,) in newest.fetchall() for name in orjson.loads(data)} - NOT_METRICS
-    still = "SELECT 1 FROM metrics WHERE source_id = ? AND attempt = ? AND data ->> ? NOTNULL LIMIT 1"
+    names: set[str] = set()
+    for (data,) in newest.fetchall():
+        names.update(orjson.loads(data))
     gone = [
-        name
-        for name in names
-        if '"' not in name and connection.execute(still, (source_id, attempt, f'$."{name}"')).fetchone() is None
+        name for name in names - NOT_METRICS if '"' not in name and not _has_lines(connection, source_id, attempt, name)
     ]
     forget_newest(connection, source_id, attempt, gone)
+
+
+def _has_lines(connection: sqlite3.Connection, source_id: int, attempt: int, name: str) -> bool:
+    line = connection.execute(
+        "SELECT 1 FROM metrics WHERE source_id = ? AND attempt = ? AND data ->> ? NOTNULL LIMIT 1",
+        (source_id, attempt, f'$."{name}"'),
+    ).fetchone()
+    return line is not None
 
 
 def _newest_names(connection: sqlite3.Connection, run_id: str, attempt: int) -> dict[int, set[str]]:

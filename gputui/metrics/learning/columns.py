@@ -22,6 +22,7 @@ _QUOTES = frozenset("'\"`*")
 # An opening bracket behind which a number is a detail; "[" opens a list or a place.
 _DETAIL_BRACKETS = _OPENING - {"["}
 _LINKS = frozenset({"±", ",", "+/-"})
+_CELL_MARKS = "|│┃,;+"  # between the cells of a row
 
 
 class PrintedNumber(NamedTuple):
@@ -74,9 +75,12 @@ def leading_cells(tokens: Sequence[Token]) -> int:
     """The cells of a row of a table: its numbers before the first word or mark, but for those between cells."""
     count = 0
     for token in tokens:
-        if token.kind in ("word", "bar", "text") or (token.kind == "mark" and token.text not in "|│┃,;+"):
+        is_between_cells = token.kind == "mark" and token.text in _CELL_MARKS
+        if is_between_cells:
+            continue
+        if token.kind in ("word", "bar", "text", "mark"):
             break
-        count += token.kind != "mark"
+        count += 1
     return count
 
 
@@ -118,17 +122,18 @@ def _columns(tokens: Sequence[Token]) -> tuple[PrintedNumber, ...]:
         if token.kind not in NUMBERS:
             continue
         name_words, is_detail = _name_before(tokens, index)
-        name = normal_name(tuple(name_words))
-        sense = _sense(tokens, index, name, is_detail=is_detail)
+        own_name = normal_name(tuple(name_words))
+        sense = _sense(tokens, index, own_name, is_detail=is_detail)
         is_in_list = is_detail and tokens[index - 1].text == ","
         if is_in_list and columns[-1].meaning in (Sense.METRIC, Sense.UNKNOWN):
             # Which number of a list is meant is unknown.
             columns[-1] = columns[-1]._replace(meaning=Sense.IGNORED)
-        is_metric = sense in (Sense.METRIC, Sense.UNKNOWN)
-        if is_metric:
-            is_mixed = is_mixed or name.startswith("train/")
-            name = _with_part(name, part, is_mixed=is_mixed)
-        if name and name in used and (is_metric or sense is Sense.SETTING):
+        name = own_name
+        if sense in (Sense.METRIC, Sense.UNKNOWN):
+            is_mixed = is_mixed or own_name.startswith("train/")
+            name = _with_part(own_name, part, is_mixed=is_mixed)
+        is_repeated = name != "" and name in used
+        if is_repeated and sense in (Sense.METRIC, Sense.UNKNOWN, Sense.SETTING):
             sense = Sense.IGNORED
         used.add(name)
         is_bar = index > 0 and tokens[index - 1].kind == "bar"
@@ -146,7 +151,8 @@ def _sense(tokens: Sequence[Token], index: int, name: str, *, is_detail: bool) -
     """What a number is, by its name and by what stands behind it."""
     token = tokens[index]
     behind = tokens[index + 1 : index + 2]
-    if token.kind == "pair" and not name and _counts_steps(behind):
+    is_nameless_pair = token.kind == "pair" and not name
+    if is_nameless_pair and _counts_steps(behind):
         return Sense.STEP
     if is_detail:
         return Sense.IGNORED
@@ -154,7 +160,8 @@ def _sense(tokens: Sequence[Token], index: int, name: str, *, is_detail: bool) -
     if is_real and name in PARTS:
         return Sense.METRIC
     sense = meaning(name)
-    if sense is Sense.METRIC and token.kind == "number" and not is_real and _names_more(behind):
+    is_whole_number = token.kind == "number" and not is_real
+    if sense is Sense.METRIC and is_whole_number and _names_more(behind):
         return Sense.IGNORED
     return sense
 
@@ -175,7 +182,7 @@ def _counts_steps(after: Sequence[Token]) -> bool:
 
 def _names_more(after: Sequence[Token]) -> bool:
     """Return whether a number is a part of the name of the next: "accuracy of class 7: 0.94"."""
-    return bool(after) and after[0].text in _SEPARATORS
+    return any(token.text in _SEPARATORS for token in after)
 
 
 def _table_columns(tokens: Sequence[Token], header: Sequence[str]) -> tuple[PrintedNumber, ...]:
@@ -199,29 +206,34 @@ def _name_before(tokens: Sequence[Token], index: int) -> tuple[list[str], bool]:
 
     In "val loss: 0.51 (0.60)" they are ``val loss`` for 0.51, and none for 0.60, a detail.
     """
-    at = index - 1
-    has_separator = False
-    while at >= 0 and tokens[at].kind == "mark" and tokens[at].text in _SEPARATORS | _OPENING | _QUOTES:
-        has_separator = has_separator or tokens[at].text in _SEPARATORS
-        at -= 1
+    at = _before_marks(tokens, index - 1)
     if at < 0:
         return [], False
-    if not has_separator:
-        if tokens[at].kind in NUMBERS or tokens[at].text in _LINKS:
-            return [], _is_detail(tokens, at, index)
-        if tokens[index - 1].text in _DETAIL_BRACKETS:
-            return [], False
-    if at >= 1 and tokens[at].kind == "bar":
+    has_separator = any(mark.text in _SEPARATORS for mark in tokens[at + 1 : index])
+    follows_number = tokens[at].kind in NUMBERS or tokens[at].text in _LINKS
+    if follows_number and not has_separator:
+        return [], _is_detail(tokens, at, index)
+    is_in_brackets = tokens[index - 1].text in _DETAIL_BRACKETS
+    if is_in_brackets and not has_separator:
+        return [], False
+    return _words_up_to(tokens, _before_bar(tokens, at)), False
+
+
+def _before_marks(tokens: Sequence[Token], at: int) -> int:
+    """The index of the last token up to ``at`` that is no separator, opening bracket or quote; -1 if there is none."""
+    while at >= 0 and tokens[at].kind == "mark" and tokens[at].text in _SEPARATORS | _OPENING | _QUOTES:
         at -= 1
-        while at >= 0 and tokens[at].text in _SEPARATORS | {"|"}:
-            at -= 1
-    if _ends_in_brackets(tokens, at):
-        name = tokens[at - 3]
-        argument = tokens[at - 1]
-        at = at - 3
-        if len(name.text) == 1 and name.kind == "word" and not tokens[at + 1].gap:
-            return [f"{name.text}({argument.text})"], False
-    return _words_up_to(tokens, at), False
+    return at
+
+
+def _before_bar(tokens: Sequence[Token], at: int) -> int:
+    """The index of the last token before the progress bar at ``at`` and its marks; ``at`` itself if it is no bar."""
+    if at < 1 or tokens[at].kind != "bar":
+        return at
+    at -= 1
+    while at >= 0 and tokens[at].text in _SEPARATORS | {"|"}:
+        at -= 1
+    return at
 
 
 def _is_detail(tokens: Sequence[Token], at: int, index: int) -> bool:
@@ -234,12 +246,26 @@ def _is_detail(tokens: Sequence[Token], at: int, index: int) -> bool:
     return at < index - 1 and tokens[index - 1].text in _DETAIL_BRACKETS
 
 
-def _ends_in_brackets(tokens: Sequence[Token], at: int) -> bool:
-    """Return whether a word in brackets stands before a number: "D(x)", "iter time (s)"."""
-    return at >= 3 and tokens[at].text == ")" and tokens[at - 1].kind == "word" and tokens[at - 2].text == "("
-
-
 def _words_up_to(tokens: Sequence[Token], at: int) -> list[str]:
+    """The words of the name that ends at a token: "val loss", "D(x)", or "iter time" of "iter time (s)"."""
+    if not _ends_in_brackets(tokens, at):
+        return _words_of_cell(tokens, at)
+    name, bracket, argument, _ = tokens[at - 3 : at + 1]
+    is_function = name.kind == "word" and len(name.text) == 1 and not bracket.gap
+    if is_function:
+        return [f"{name.text}({argument.text})"]
+    return _words_of_cell(tokens, at - 3)
+
+
+def _ends_in_brackets(tokens: Sequence[Token], at: int) -> bool:
+    """Return whether a word in brackets ends at a token, and something stands before it."""
+    if at < 3:
+        return False
+    bracket, argument, end = tokens[at - 2 : at + 1]
+    return bracket.text == "(" and argument.kind == "word" and end.text == ")"
+
+
+def _words_of_cell(tokens: Sequence[Token], at: int) -> list[str]:
     """The last words up to a token, of one cell: a tab or several blanks stand between cells."""
     name_words: list[str] = []
     while at >= 0 and tokens[at].kind == "word" and len(name_words) < _NAME_WORDS:
@@ -254,4 +280,7 @@ def _is_in_brackets(tokens: Sequence[Token], at: int) -> bool:
     """Return whether an open bracket with a name before it stands before a comma, as in ``lr=[1, 2]``."""
     while at > 0 and (tokens[at].kind in NUMBERS or tokens[at].text in ",()"):
         at -= 1
-    return tokens[at].text == "[" and at > 0 and (tokens[at - 1].text in _SEPARATORS or tokens[at - 1].kind == "word")
+    if at == 0 or tokens[at].text != "[":
+        return False
+    before = tokens[at - 1]
+    return before.kind == "word" or before.text in _SEPARATORS
