@@ -57,14 +57,14 @@ def show(session: Session, what: str, as_json: bool) -> None:
     if effects:
         say("")
         say(f"what the actions would do with the parameters of {subject.situation.spec.name}")
-        table = [(policies.action_words(action), *_effect(result)) for action, result in effects]
+        table = [(policy_words.action_words(action), *_effect(result)) for action, result in effects]
         print_table(("ACTION", "", ""), table)
 
 
 def _policy_shape(subject: PolicySubject, effects: Sequence[tuple[PolicyAction, Result]]) -> dict[str, Any]:
     """The JSON of ``gputui policy show --json``."""
     shape: dict[str, Any] = {
-        **policies.policy_json(subject.policy),
+        **policy_words.policy_json(subject.policy),
         "profile": subject.profile,
         "run": subject.run,
     }
@@ -79,7 +79,7 @@ def _policy_shape(subject: PolicySubject, effects: Sequence[tuple[PolicyAction, 
 def _say_ladders(subject: PolicySubject) -> None:
     """Print the limits of a policy, and what it tries about each kind of incident."""
     policy = subject.policy
-    title = f"policy {policies.own_name(policy)}"
+    title = f"policy {policy_words.own_name(policy)}"
     if not subject.is_example:
         title += f", of {subject.phrase}"
     say(title)
@@ -90,7 +90,7 @@ def _say_ladders(subject: PolicySubject) -> None:
         rows = [(kind, policy_words.kind_words(kind, policy)) for kind in policies.kinds_with_ladders()]
         print_table(("INCIDENT", "WHAT IS TRIED"), rows)
         say("")
-        say("never retried: " + ", ".join(policies.policy_json(policy)["never_retried"]))
+        say("never retried: " + ", ".join(policy_words.policy_json(policy)["never_retried"]))
 
 
 def _effect(result: Result) -> tuple[str, str]:
