@@ -4,6 +4,7 @@ with, which are in a git checkout."""
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -191,8 +192,9 @@ def change_script(folder: Path, at: float) -> Iterator[float]:
 
 def _write_script(folder: Path, validation_steps: int) -> None:
     script = Path(simulated_trainer.__file__).read_text("utf-8")
-    now = f"\nVALIDATION_STEPS = {VALIDATION_STEPS}\n"
-    (folder / "train.py").write_text(script.replace(now, f"\nVALIDATION_STEPS = {validation_steps}\n"), "utf-8")
+    setting = f"VALIDATION_STEPS = {validation_steps}"
+    changed = re.sub(rf"^VALIDATION_STEPS = {VALIDATION_STEPS}\b", setting, script, flags=re.MULTILINE)
+    (folder / "train.py").write_text(changed, "utf-8")
 
 
 def _commit(folder: Path, subject: str, at: float) -> None:
