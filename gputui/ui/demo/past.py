@@ -85,6 +85,9 @@ MAX_VALIDATIONS = 100
 RECENT_STEPS = 150
 """Newest steps of a live attempt that all have lines."""
 
+READ_SECONDS = 60.0
+"""How long the lines of an attempt may take to read."""
+
 
 class Occupation(NamedTuple):
     """An attempt on its GPUs.
@@ -217,48 +220,42 @@ class DemoPast:
 
     def _act(self, run_id: str, act: Act, gpus: tuple[int, ...], actor: str) -> Play:
         """Write the start of an attempt and all that it does, then its end."""
-        connection = self.connection
-        workspace = self.workspace
-        run = self._run(run_id)
-        if run.state is RunState.RECOVERING:
-            self.at += 12.0
-            with transaction(connection):
-                repository.move(connection, run, RunState.QUEUED, cause="the wait is over", now=self.at)
-            run = self._run(run_id)
-        if run.state is RunState.STOPPED:
-            run = self._resume(run, act, actor)
-        uuids = [self.gpus[index].uuid for index in gpus]
+        run = self._queued(run_id, act, actor)
+        uuids = tuple(self.gpus[index].uuid for index in gpus)
         executor = self.context.executors.of(None)
-        attempt = prepare_attempt(self.context, Start(run, tuple(uuids)), Grant(executor, gpus))
+        attempt = prepare_attempt(self.context, Start(run, uuids), Grant(executor, gpus))
         began_at = self.at
-        with transaction(connection):
-            repository.set_attempt_started(connection, run_id, attempt.number, self.at)
+        with transaction(self.connection):
+            repository.set_attempt_started(self.connection, run_id, attempt.number, began_at)
         printed = self._train(run_id, attempt, act, len(gpus))
-        peak = MODELS[run.profile].peak_bytes(int(str(attempt.params["batch_size"])))
-        log = attempt_dir(workspace, run_id, attempt.number) / FIRST_NODE / OUTPUT
+        log = attempt_dir(self.workspace, run_id, attempt.number) / FIRST_NODE / OUTPUT
         log.write_text("\n".join([f"training on {len(gpus)} GPUs", *printed, act.log]))
+        peak = MODELS[run.profile].peak_bytes(int(str(attempt.params["batch_size"])))
         if act.is_live:
-            read_rest(self.context, run_id, 60.0)
-            # As the agent does while the attempt lives.
-            search = search_now(self.context, self._run(run_id))
-            if search is not None:
-                with transaction(connection):
-                    store_scan(connection, attempt.number, scan(search, self.at))
+            self._survey_live(run_id, attempt)
             self.busy.append(Occupation(began_at, math.inf, run_id, gpus, peak))
             return
         self.busy.append(Occupation(began_at, self.at, run_id, gpus, peak))
         yield self.at
         if act.is_stopped:
-            with transaction(connection):
-                repository.request_stop(connection, run_id, attempt.number, "stop")
-                run = self._run(run_id)
-                cause = act.pruned or "stop"
-                repository.move(connection, run, RunState.STOPPING, cause=cause, actor=actor, now=self.at)
+            self._request_stop(run_id, attempt, act.pruned or "stop", actor)
         if act.xid is not None:
             event = GpuEvent(self.at - 1, uuids[-1], "xid", act.xid, xid_text(act.xid))
             self.context.recorder.take([event])
             self.context.recorder.flush()
-        self._end(run_id, attempt, act, began_at, tuple(uuids))
+        self._end(run_id, attempt, act, began_at, uuids)
+
+    def _queued(self, run_id: str, act: Act, actor: str) -> Run:
+        """The run, queued for another attempt where one has ended."""
+        run = self._run(run_id)
+        if run.state is RunState.RECOVERING:
+            self.at += 12.0
+            with transaction(self.connection):
+                repository.move(self.connection, run, RunState.QUEUED, cause="the wait is over", now=self.at)
+            return self._run(run_id)
+        if run.state is RunState.STOPPED:
+            return self._resume(run, act, actor)
+        return run
 
     def _resume(self, run: Run, act: Act, actor: str) -> Run:
         """Queue a stopped run again from its last checkpoint."""
@@ -293,38 +290,50 @@ class DemoPast:
         first_at = self.at + act.start_seconds
         if act.is_live:
             act = replace(act, last_step=first_step + int((self.now - first_at) / step_seconds))
+
+        def time_of(step: int) -> float:
+            return first_at + (step - first_step) * step_seconds
+
         saved = _saved_steps(act, first_step)
         steps = _written_steps(act, first_step, saved)
-        if act.is_live:
-            steps = sorted({*steps, *range(max(first_step + 1, act.last_step - RECENT_STEPS), act.last_step + 1)})
         if steps:
             self.at = first_at
             with transaction(self.connection):
                 note_running(self.context, run_id, attempt.number, "first step read")
-        written: list[dict[str, object]] = []
-        printed: list[str] = []
-        for step in steps:
-            at = first_at + (step - first_step) * step_seconds
-            if step % LOG_STEPS == 0:
-                printed.append(log_line(step, training.steps, training.training_loss(step)))
-            written += training.lines(step, at, ranks, step_seconds)
         with (folder / "metrics.jsonl").open("a") as file:
-            file.writelines(json.dumps(line) + "\n" for line in written)
+            for step in steps:
+                for line in training.lines(step, time_of(step), ranks, step_seconds):
+                    file.write(json.dumps(line) + "\n")
         for step in saved:
-            at = first_at + (step - first_step) * step_seconds + 0.1
+            at = time_of(step) + 0.1
             os.utime(save(folder / "checkpoints", step, model.checkpoint_bytes), (at, at))
-        self.at = first_at + (act.last_step - first_step) * step_seconds + 1.0
+        self.at = time_of(act.last_step) + 1.0
         if act.is_live:
             self.at = self.now
             fails_at = None
             if act.fails_after is not None:
                 fails_at = act.last_step + act.fails_after
             Continuation(act.last_step, fails_at).write(folder)
-        return printed
+        logged = [step for step in steps if step % LOG_STEPS == 0]
+        return [log_line(step, training.steps, training.training_loss(step)) for step in logged]
+
+    def _survey_live(self, run_id: str, attempt: Attempt) -> None:
+        """Store the checkpoints of an attempt, as the agent does while it lives."""
+        read_rest(self.context, run_id, READ_SECONDS)
+        search = search_now(self.context, self._run(run_id))
+        if search is not None:
+            with transaction(self.connection):
+                store_scan(self.connection, attempt.number, scan(search, self.at))
+
+    def _request_stop(self, run_id: str, attempt: Attempt, cause: str, actor: str) -> None:
+        with transaction(self.connection):
+            repository.request_stop(self.connection, run_id, attempt.number, "stop")
+            run = self._run(run_id)
+            repository.move(self.connection, run, RunState.STOPPING, cause=cause, actor=actor, now=self.at)
 
     def _end(self, run_id: str, attempt: Attempt, act: Act, began_at: float, uuids: tuple[str, ...]) -> None:
         context = self.context
-        read_rest(context, attempt.run_id, 60.0)
+        read_rest(context, attempt.run_id, READ_SECONDS)
         fresh = get_attempt(self.connection, run_id, attempt.number)
         assert fresh is not None
         record = {
@@ -357,22 +366,32 @@ class DemoPast:
         recorder.reported.clear()
         # Durations of alerts are those of the history.
         alerts = AlertEvaluation(replace(self.context, monotonic=lambda: self.at), lambda: ())
-        pid = os.getpid()
         for number, at in enumerate(times):
             yield at
-            occupants = [
-                Occupant(self.gpus[index].uuid, pid, run_id, rank=rank, memory_bytes=peak_bytes, since=began_at)
-                for began_at, ended_at, run_id, gpus, peak_bytes in self.busy
-                if began_at <= at < ended_at
-                for rank, index in enumerate(gpus)
-            ]
-            self.source.occupy(occupants)
+            self.source.occupy(self._occupants(at))
             recorder.take([self.source.fast(at), replace(self._host, at=at)])
             if number % 100 == 99:
                 recorder.flush()
             if at >= recent:
                 alerts.poll()
         recorder.flush()
+
+    def _occupants(self, at: float) -> list[Occupant]:
+        """What uses the GPUs at a moment, UTC unix seconds."""
+        pid = os.getpid()
+        return [
+            Occupant(
+                self.gpus[index].uuid,
+                pid,
+                occupation.run_id,
+                rank=rank,
+                memory_bytes=occupation.peak_bytes,
+                since=occupation.began_at,
+            )
+            for occupation in self.busy
+            if occupation.began_at <= at < occupation.ended_at
+            for rank, index in enumerate(occupation.gpus)
+        ]
 
 
 def _saved_steps(act: Act, first_step: int) -> list[int]:
@@ -381,17 +400,25 @@ def _saved_steps(act: Act, first_step: int) -> list[int]:
     newest = act.last_step // CHECKPOINT_STEPS * CHECKPOINT_STEPS
     last = range(newest - (act.checkpoints - 1) * CHECKPOINT_STEPS, newest + 1, CHECKPOINT_STEPS)
     saved = [step for step in last if step > first_step]
-    if act.code == 0 and act.pruned is None and not act.is_live and act.last_step not in saved:
+    is_complete = act.code == 0 and act.pruned is None and not act.is_live
+    if is_complete and act.last_step not in saved:
         saved.append(act.last_step)
     return saved
 
 
 def _written_steps(act: Act, first_step: int, saved: Sequence[int]) -> list[int]:
-    """The steps of an attempt that have lines: some of all, some validated ones, each saved one."""
+    """The steps of an attempt that have lines: some of all, some validated ones, each saved one, and the newest ones
+    while it lives."""
+    end = act.last_step + 1
+    recent = range(0)
+    if act.is_live:
+        recent = range(max(first_step + 1, act.last_step - RECENT_STEPS), end)
     if not act.last_step:
-        return []
-    every = max(1, (act.last_step - first_step) // act.max_lines)
-    interval = VALIDATION_STEPS * max(1, (act.last_step - first_step) // (VALIDATION_STEPS * MAX_VALIDATIONS))
-    validated = range(first_step - first_step % VALIDATION_STEPS + VALIDATION_STEPS, act.last_step + 1, interval)
+        return list(recent)
+    count = act.last_step - first_step
+    some = range(first_step + 1, end, max(1, count // act.max_lines))
+    first_validated = first_step - first_step % VALIDATION_STEPS + VALIDATION_STEPS
+    every = max(1, count // (VALIDATION_STEPS * MAX_VALIDATIONS))
+    validated = range(first_validated, end, VALIDATION_STEPS * every)
     # A checkpoint's step is that of the line before it.
-    return sorted({*range(first_step + 1, act.last_step + 1, every), *validated, *saved, act.last_step})
+    return sorted({*some, *validated, *saved, *recent, act.last_step})
