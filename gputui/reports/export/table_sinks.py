@@ -41,15 +41,8 @@ class CsvSink(Sink):
 
     def begin(self, position: Position) -> bool:
         rows = int(position.get("rows", 0))
-        path = self._file.path
-        if rows and path.exists() and path.stat().st_size:
-            with path.open(encoding="utf-8", errors="replace", newline="") as file:
-                head = next(csv.reader(file), [])
-            if tuple(head[: len(KEYS)]) != KEYS:
-                raise ExportError(f"{path} is not the file that was written there; move it away")
-            if self._rewrite(head[len(KEYS) :], rows) == rows:
-                self._rows = rows
-                return False
+        if rows and self._continue(rows):
+            return False
         self._file.open()
         self._file.cut(0)
         self._names = list(dict.fromkeys(map(valid_unicode, self._subject.metrics())))
@@ -57,16 +50,29 @@ class CsvSink(Sink):
         self._file.append(_encode([(*KEYS, *self._names)]))
         return True
 
+    def _continue(self, rows: int) -> bool:
+        """Cut the file behind the rows written so far. Returns whether it has them all."""
+        path = self._file.path
+        if not path.exists() or not path.stat().st_size:
+            return False
+        with path.open(encoding="utf-8", errors="replace", newline="") as file:
+            head = next(csv.reader(file), [])
+        if tuple(head[: len(KEYS)]) != KEYS:
+            raise ExportError(f"{path} is not the file that was written there; move it away")
+        if self._rewrite(head[len(KEYS) :], rows) != rows:
+            return False
+        self._rows = rows
+        return True
+
     def write(self, items: Sequence[Item], has_more: bool) -> None:
-        lines = [
-            (item, {valid_unicode(name): value for name, value in values.items()})
-            for item in items
-            if isinstance(item, StoredLine) and (values := self._subject.values(item))
-        ]
-        names = dict.fromkeys([*self._names, *(name for _, values in lines for name in values)])
+        lines: list[tuple[StoredLine, dict[str, float]]] = []
+        for item in items:
+            if isinstance(item, StoredLine) and (values := self._subject.values(item)):
+                lines.append((item, {valid_unicode(name): value for name, value in values.items()}))
+        names = list(dict.fromkeys([*self._names, *(name for _, values in lines for name in values)]))
         if len(names) > len(self._names):
             self._file.append(b"")  # raises if somebody put another file in its place
-            self._rewrite(list(names), self._rows)
+            self._rewrite(names, self._rows)
         rows = [(line.attempt, line.rank, line.step, line.at, *map(values.get, names)) for line, values in lines]
         self._file.append(_encode(rows))
         self._rows += len(rows)
@@ -119,16 +125,14 @@ class ParquetSink(WholeFileSink):
             problem = f"a metric is called {clash.pop()}, as a column of its own is; export to jsonl"
             raise ExportError(problem)
         types = pyarrow.int32(), pyarrow.int32(), pyarrow.int64(), pyarrow.timestamp("us", tz="UTC")
-        columns = [*zip(KEYS, types, strict=True), *((name, pyarrow.float64()) for name in metrics)]
-        schema = pyarrow.schema(columns)
+        key_fields = zip(KEYS, types, strict=True)
+        schema = pyarrow.schema([*key_fields, *((name, pyarrow.float64()) for name in metrics)])
         count = 0
         rows = _rows(subject, metrics)
         with pyarrow.parquet.ParquetWriter(file, schema, compression="zstd") as writer:
             while piece := list(islice(rows, _PARQUET_ROWS)):
-                arrays = [
-                    pyarrow.array(values, kind.type)
-                    for values, kind in zip(zip(*piece, strict=True), schema, strict=True)
-                ]
+                columns = zip(*piece, strict=True)
+                arrays = [pyarrow.array(values, field.type) for values, field in zip(columns, schema, strict=True)]
                 writer.write_table(pyarrow.Table.from_arrays(arrays, schema=schema))
                 count += len(piece)
         return count
