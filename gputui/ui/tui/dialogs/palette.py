@@ -26,6 +26,14 @@ from gputui.ui.views.words import run_state_text
 
 Target = TypeVar("Target")
 
+KINDS = ("study", "run", "profile", "GPU", "page", "action", "other")
+"""Of choices that match equally well, the earlier kind comes first."""
+
+# Most characters of a name and of the text beside it.
+TITLE_WIDTH = 40
+HINT_WIDTH = 30
+
+# Distances of a typed word from a title that does not begin with it.
 _WORD = 1
 _INSIDE = 2
 _BESIDE = 3
@@ -110,10 +118,6 @@ class PaletteScreen(Dialog):
         return Content(title, lines, rows, [[]] * blanks)
 
 
-KINDS = ("study", "run", "profile", "GPU", "page", "action", "other")
-"""Of choices that match equally well, the earlier kind comes first."""
-
-
 def search_texts(choice: Choice) -> tuple[str, str, tuple[int, ...]]:
     """The title that typed words are looked for in, the text beside it, and the rank of a choice."""
     rank = (KINDS.index(choice.kind), int(choice.why_not is not None))
@@ -125,23 +129,15 @@ def search_texts(choice: Choice) -> tuple[str, str, tuple[int, ...]]:
 
 def palette_choices(page: ActionScreen) -> list[Choice]:
     """The choices on a page."""
-    shell = page.shell
-    snapshot = page.snapshot
-    choices = [*_action_choices(page), *page.choices(), *_run_choices(page), *_profile_choices(page)]
-    for gpu in snapshot.gpus:
-        users = gpu.run_ids or [process.user or "?" for process in (gpu.processes or ())[:2]]
-        user = ", ".join(users) or "".join(text for text, _ in user_spans(gpu_row(snapshot, gpu), 30))
-        title = f"GPU {gpu.index} · {clean(gpu.name)[:40]}"
-        choices.append(Choice(title, clean(user)[:30], partial(shell.open_gpu, gpu.uuid), kind="GPU"))
-    for what, text in page.copyable():
-        first_line = text.strip().partition("\n")[0]
-        choices.append(Choice(f"Copy {what}", clean(first_line)[:40], partial(shell.copy, what, text)))
-    for item in ITEMS:
-        for value in item.values:
-            change = partial(shell.change, **{item.name: value})
-            hint = "current" if getattr(shell.settings, item.name) == value else "setting"
-            choices.append(Choice(f"Set {item.label}: {item.word(value)}", hint, change))
-    return choices
+    return [
+        *_action_choices(page),
+        *page.choices(),
+        *_run_choices(page),
+        *_profile_choices(page),
+        *_gpu_choices(page),
+        *_copy_choices(page),
+        *_setting_choices(page),
+    ]
 
 
 def _action_choices(page: ActionScreen) -> Iterator[Choice]:
@@ -188,6 +184,34 @@ def _profile_choices(page: ActionScreen) -> Iterator[Choice]:
         yield Choice(f"Launch {clean(name)}", "profile", do, why_not, kind="profile")
 
 
+def _gpu_choices(page: ActionScreen) -> Iterator[Choice]:
+    """The GPUs, each with its runs or first processes, else with what its row says of its use."""
+    for gpu in page.snapshot.gpus:
+        users = gpu.run_ids or [process.user or "?" for process in (gpu.processes or ())[:2]]
+        user = ", ".join(users)
+        if not user:
+            user = "".join(text for text, _ in user_spans(gpu_row(page.snapshot, gpu), HINT_WIDTH))
+        title = f"GPU {gpu.index} · {clean(gpu.name)[:TITLE_WIDTH]}"
+        yield Choice(title, clean(user)[:HINT_WIDTH], partial(page.shell.open_gpu, gpu.uuid), kind="GPU")
+
+
+def _copy_choices(page: ActionScreen) -> Iterator[Choice]:
+    """What can be copied from a page, each with its first line."""
+    for what, text in page.copyable():
+        first_line, _, _ = text.strip().partition("\n")
+        yield Choice(f"Copy {what}", clean(first_line)[:TITLE_WIDTH], partial(page.shell.copy, what, text))
+
+
+def _setting_choices(page: ActionScreen) -> Iterator[Choice]:
+    """Each value of each setting."""
+    shell = page.shell
+    for item in ITEMS:
+        for value in item.values:
+            change = partial(shell.change, **{item.name: value})
+            hint = "current" if getattr(shell.settings, item.name) == value else "setting"
+            yield Choice(f"Set {item.label}: {item.word(value)}", hint, change)
+
+
 # --- matching: words in any order
 
 
@@ -197,23 +221,29 @@ def match_distance(typed: str, title: str, beside: str = "") -> int | None:
     Each typed word must be found, from best to worst: at the beginning of the title, at that of a word, inside a word,
     in the text ``beside`` it, or with a few letters left out.
     """
-    name = title.lower()
     total = 0
     for word in typed.lower().split():
-        index = name.find(word)
-        if index == 0:
-            continue
-        if index > 0 and (not name[index - 1].isalnum() or f" {word}" in name):
-            total += _WORD
-        elif index > 0:
-            total += _INSIDE
-        elif word in beside.lower():
-            total += _BESIDE
-        elif re.search(r"\b" + ".{0,3}".join(map(re.escape, word)), name):
-            total += _LETTERS
-        else:
+        distance = _word_distance(word, title.lower(), beside.lower())
+        if distance is None:
             return None
+        total += distance
     return total
+
+
+def _word_distance(word: str, title: str, beside: str) -> int | None:
+    """The distance of one word, as in `match_distance`; all texts are in lower case."""
+    index = title.find(word)
+    if index == 0:
+        return 0
+    if index > 0:
+        begins_word = not title[index - 1].isalnum() or f" {word}" in title
+        return _WORD if begins_word else _INSIDE
+    if word in beside:
+        return _BESIDE
+    with_letters_between = r"\b" + ".{0,3}".join(map(re.escape, word))
+    if re.search(with_letters_between, title):
+        return _LETTERS
+    return None
 
 
 def best_matches(

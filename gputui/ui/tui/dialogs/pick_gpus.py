@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 from gputui.core.text import clean
 from gputui.core.units import celsius, gibibytes, percent
 from gputui.metrics.draw.parts import Line, Span
+from gputui.store.hardware import GpuView
 from gputui.ui.tui.widgets.dialog import Content, Dialog
 
 if TYPE_CHECKING:
@@ -47,10 +48,9 @@ class PickGpusScreen(Dialog):
             return obstacle.removeprefix("is "), "bad"
         if (hindrance := situation.busy_reason(condition, self._memory_bytes)) is not None:
             return hindrance.removeprefix("is used by ").removeprefix("is "), "warn"
-        worry = condition.warning
-        if worry is None:
-            return ("free", "good")
-        return (f"free, but {worry}", "warn")
+        if condition.warning is not None:
+            return f"free, but {condition.warning}", "warn"
+        return "free", "good"
 
     def choose(self) -> None:
         """Take the GPU under the cursor, or leave it out."""
@@ -63,15 +63,18 @@ class PickGpusScreen(Dialog):
         elif key == "r":
             self._chosen = self._recommended(self.shell.snapshot.situation)
         elif key == "enter":
-            indices = [str(gpu.index) for gpu in self.shell.snapshot.gpus if gpu.uuid in self._chosen]
-            self.dismiss(None)
-            if indices:
-                selection = ",".join(indices)
-                if len(indices) == 1:
-                    # Without a comma it would be a number of GPUs.
-                    selection += ","
-                self._take(selection)
+            self._finish()
         return key in ("space", "r", "enter")
+
+    def _finish(self) -> None:
+        """Close, and hand over the chosen GPUs; none leave the field as it is."""
+        indices = [str(gpu.index) for gpu in self.shell.snapshot.gpus if gpu.uuid in self._chosen]
+        self.dismiss(None)
+        if len(indices) == 1:
+            # Without a comma it would be a number of GPUs.
+            self._take(f"{indices[0]},")
+        elif indices:
+            self._take(",".join(indices))
 
     def content(self, width: int) -> Content:
         """The GPUs as they are in the newest snapshot."""
@@ -81,29 +84,32 @@ class PickGpusScreen(Dialog):
         head = "No GPU is known; 0 runs on the CPU."
         if gpus:
             head = f"{'#':>9}{'free GiB':>13}{'util':>7}{'temp':>7}  used by"
-        rows: list[Line] = []
         is_mixed = len({gpu.name for gpu in gpus}) > 1
+        rows = []
         for gpu in gpus:
-            total = gpu.memory_total_bytes
-            used = gpu.memory_used_bytes
-            free = None
-            if total is not None and used is not None:
-                free = max(0, total - used)
-            state, style = self._state(situation, gpu.uuid)
-            if gpu.uuid in recommended:
-                state += " · recommended"
-            box = ("[x]", "accent") if gpu.uuid in self._chosen else ("[ ]", "dim")
-            row = [
-                box,
-                (f"{gpu.index:>4}", "label"),
-                (f"{gibibytes(free):>8}", "text"),
-                (f" /{gibibytes(total, 0):>3}", "dim"),
-                (f"{percent(gpu.utilization_percent):>7}{celsius(gpu.temperature_celsius):>7}  ", "text"),
-                (f"{state:<26}", style),
-            ]
+            row = self._gpu_row(gpu, situation, is_recommended=gpu.uuid in recommended)
             if is_mixed:
                 row.append((f"  {clean(gpu.name)}", "dim"))
             rows.append(row)
-        chosen = sum(gpu.uuid in self._chosen for gpu in gpus)
-        title = f"Choose GPUs · {chosen} chosen, the profile asks for {self._gpu_count}"
+        chosen_count = sum(gpu.uuid in self._chosen for gpu in gpus)
+        title = f"Choose GPUs · {chosen_count} chosen, the profile asks for {self._gpu_count}"
         return Content(title, [[(head, "head")]], rows)
+
+    def _gpu_row(self, gpu: GpuView, situation: GpuSituation | None, *, is_recommended: bool) -> Line:
+        total = gpu.memory_total_bytes
+        used = gpu.memory_used_bytes
+        free = None
+        if total is not None and used is not None:
+            free = max(0, total - used)
+        state, style = self._state(situation, gpu.uuid)
+        if is_recommended:
+            state += " · recommended"
+        box = ("[x]", "accent") if gpu.uuid in self._chosen else ("[ ]", "dim")
+        return [
+            box,
+            (f"{gpu.index:>4}", "label"),
+            (f"{gibibytes(free):>8}", "text"),
+            (f" /{gibibytes(total, 0):>3}", "dim"),
+            (f"{percent(gpu.utilization_percent):>7}{celsius(gpu.temperature_celsius):>7}  ", "text"),
+            (f"{state:<26}", style),
+        ]

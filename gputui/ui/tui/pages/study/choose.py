@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 LEAST_ROWS = 4
 """Rows of files that the plan below leaves."""
 
+MOST_POINTS = 4
+"""Points of first trials in a plan."""
+
 
 class StudyFileRow(FileRow, frozen=True):
     """One study file.
@@ -118,17 +121,21 @@ def make_plan(
         checks = launch.check_first_trial(workspace, base, spec, situation, with_process=with_process)
     except (ProfileError, ResolveError) as error:
         return StudyPlan(path, problems=tuple(clean(line) for line in str(error).splitlines()))
+    failed = [check for check in checks if check.status == "fail"]
     details = [f"{goal_words(spec)} · over {', '.join(spec.tuned)}"]
-    points = [launch.point_words(point) for point in plan["first_points"][:4]]
-    details += [f"trial {number}: {point}" for number, point in enumerate(points)]
+    for number, point in enumerate(plan["first_points"][:MOST_POINTS]):
+        details.append(f"trial {number}: {launch.point_words(point)}")
     details.append(launch.plan_cost(plan))
     if (remark := launch.ignored_shell_gpus(file.spec, file.profile, os.environ)) is not None:
         details.append(remark)
-    failed = [f"{check.name}: {check.detail}; {check.remedy}" for check in checks if check.status == "fail"]
-    texts = tuple(map(clean, details))
-    problems = tuple(map(clean, failed))
     return StudyPlan(
-        path, clean(launch.plan_head(plan)), texts, problems=problems, spec=spec, base=base, source=file.source
+        path,
+        clean(launch.plan_head(plan)),
+        tuple(clean(detail) for detail in details),
+        problems=tuple(clean(f"{check.name}: {check.detail}; {check.remedy}") for check in failed),
+        spec=spec,
+        base=base,
+        source=file.source,
     )
 
 
@@ -187,9 +194,9 @@ class ChooseStudyScreen(FileListScreen[StudyFileRow]):
         lines = [rule("WHAT IT STARTS", width)]
         if plan is None:
             return [*lines, fit_line([("  checking…", "dim")], width)]
-        texts = [(" ", "text", plan.head), *(("   ", "dim", detail) for detail in plan.details)]
-        for lead, style, text in texts:
-            lines += paragraph((lead, style), text, style, width)
+        lines += paragraph((" ", "text"), plan.head, "text", width)
+        for detail in plan.details:
+            lines += paragraph(("   ", "dim"), detail, "dim", width)
         for problem in plan.problems:
             lines += paragraph((" ✗ ", "bad"), problem, "text", width)
         if not plan.problems:
