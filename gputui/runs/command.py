@@ -134,24 +134,33 @@ def expand(argv: Sequence[str], params: Mapping[str, Scalar], run_dir: str, chec
     An optional piece is left out if a parameter in it is None or false. A word in it that is only a
     true parameter is dropped, so that ``[--amp {amp}]`` becomes the flag ``--amp``.
     """
-    values = values_for(params, run_dir, checkpoint)
-    decided: dict[str, Scalar] = {
-        **params,
-        "checkpoint": checkpoint,
-        "checkpoint_step": checkpoint,
-    }  # whether there is one
-    expanded: list[str] = []
+    # A piece with the checkpoint or its step is there if the attempt resumes from one.
+    decided: dict[str, Scalar] = {**params, "checkpoint": checkpoint, "checkpoint_step": checkpoint}
+    remaining: list[str] = []
     end = 0
     for first, after in find_pieces(argv):
-        expanded += [substitute(word, values) for word in argv[end:first]]
-        piece = [argv[first][1:], *argv[first + 1 : after]]
-        piece[-1] = piece[-1][:-1]
-        names = [name for word in piece for name in PLACEHOLDER.findall(word)]
-        if not any(decided.get(name, True) is None or decided.get(name) is False for name in names):
-            flags = {f"{{{name}}}" for name in names if decided.get(name) is True}
-            expanded += [substitute(word, values) for word in piece if word not in flags]
+        remaining += argv[end:first]
+        remaining += _words_of_piece(argv[first:after], decided)
         end = after
-    return (*expanded, *(substitute(word, values) for word in argv[end:]))
+    remaining += argv[end:]
+    values = values_for(params, run_dir, checkpoint)
+    return tuple(substitute(word, values) for word in remaining)
+
+
+def _words_of_piece(piece: Sequence[str], decided: Mapping[str, Scalar]) -> list[str]:
+    """The words of an optional piece without its brackets; none if it is left out.
+
+    Args:
+        decided: the parameters that decide about it.
+    """
+    content = list(piece)
+    content[0] = content[0].removeprefix("[")
+    content[-1] = content[-1].removesuffix("]")
+    names = [name for word in content for name in PLACEHOLDER.findall(word)]
+    if any(name in decided and (decided[name] is None or decided[name] is False) for name in names):
+        return []
+    flags = {f"{{{name}}}" for name in names if decided.get(name) is True}
+    return [word for word in content if word not in flags]
 
 
 def values_for(params: Mapping[str, Scalar], run_dir: str, checkpoint: str | None) -> dict[str, str]:
@@ -195,18 +204,11 @@ def build_launch(
         ValueError: the script resumes by a step that the checkpoint's name does not have.
     """
     run_id = PurePath(run_dir).name
-    params = as_typed(params, spec.spellings)
-    values = values_for(params, run_dir, checkpoint)
-    resume: tuple[str, ...] = ()
-    if checkpoint is not None and spec.checkpoints is not None:
-        resume = tuple(spec.checkpoints.resume)
-    if checkpoint is not None and not values["checkpoint_step"]:
-        _check_needs_no_step(checkpoint, (*spec.program, *(spec.args or ()), *spec.env.values(), *resume))
-    arguments = flag_tokens(params) if spec.args is None else expand(spec.args, params, run_dir, checkpoint)
-    arguments += tuple(substitute(token, values) for token in resume)
-    program = expand(spec.program, params, run_dir, checkpoint)
+    typed = as_typed(params, spec.spellings)
+    values = values_for(typed, run_dir, checkpoint)
     node_dir = str(PurePath(run_dir) / "attempts" / str(attempt) / NODES / str(placement.number))
-    invocation = Invocation((*program, *arguments), node_dir, f"{run_id}.{attempt}")
+    command = _command_words(spec, typed, values, run_dir, checkpoint)
+    invocation = Invocation(command, node_dir, f"{run_id}.{attempt}")
     launcher = LAUNCHERS[spec.launcher]
     env = {
         **_common_environment(spec, node_dir),
@@ -214,10 +216,7 @@ def build_launch(
         "GPUTUI_RUN_ID": run_id,
         "GPUTUI_RUN_DIR": run_dir,
         "GPUTUI_ATTEMPT": str(attempt),
-        "GPUTUI_METRICS": next(
-            (substitute(source.path, values) for source in spec.metrics if source.kind == "jsonl" and source.path),
-            f"{run_dir}/{METRICS_FILE}",
-        ),
+        "GPUTUI_METRICS": _metrics_path(spec, values, run_dir),
         **launcher.environment(placement, invocation),
     }
     if checkpoint is not None:
@@ -226,6 +225,31 @@ def build_launch(
     argv = launcher.argv(spec, placement, invocation)
     workdir = substitute(spec.workdir, values)
     return Launch(argv, env, workdir, spec.grace_seconds + SHIM_MARGIN_SECONDS)
+
+
+def _command_words(
+    spec: RunSpec, params: Mapping[str, Scalar], values: Mapping[str, str], run_dir: str, checkpoint: str | None
+) -> tuple[str, ...]:
+    """The program and its arguments, those for resuming last. Raises ValueError as `build_launch`."""
+    resume: tuple[str, ...] = ()
+    if checkpoint is not None and spec.checkpoints is not None:
+        resume = tuple(spec.checkpoints.resume)
+    if checkpoint is not None and not values["checkpoint_step"]:
+        _check_needs_no_step(checkpoint, (*spec.program, *(spec.args or ()), *spec.env.values(), *resume))
+    program = expand(spec.program, params, run_dir, checkpoint)
+    if spec.args is None:
+        arguments = flag_tokens(params)
+    else:
+        arguments = expand(spec.args, params, run_dir, checkpoint)
+    return (*program, *arguments, *(substitute(token, values) for token in resume))
+
+
+def _metrics_path(spec: RunSpec, values: Mapping[str, str], run_dir: str) -> str:
+    """The file that a script should write its metrics to: the first JSONL file of the profile, else gputui's own."""
+    for source in spec.metrics:
+        if source.kind == "jsonl" and source.path:
+            return substitute(source.path, values)
+    return f"{run_dir}/{METRICS_FILE}"
 
 
 def _check_needs_no_step(checkpoint: str, templates: Iterable[str]) -> None:

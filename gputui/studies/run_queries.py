@@ -126,23 +126,41 @@ def warm_trials(connection: sqlite3.Connection, spec: StudySpec, study_id: str) 
         if len(trials) >= spec.warm_start:
             break
         params = json.loads(text)
-        is_alike = all(params.get(name) == value for name, value in spec.params.items())
-        applying = spec.dimensions_of(params)
-        if not is_alike or not all(
-            dimension.name in params and dimension.holds(params[dimension.name]) for dimension in applying
-        ):
+        tuned = _tuned_values(spec, params)
+        if tuned is None:
             continue
-        metrics = list(dict.fromkeys(objective.metric for objective in spec.objectives))
-        curves: dict[str, ObjectiveCurve] = {}
-        for value in reported_values(connection, run_id, metrics, "step", {})[0]:
-            point = ObjectivePoint(value.step, value.step, value.value, value.attempt)
-            curves.setdefault(value.metric, ObjectiveCurve()).add(point)
-        values = objective_values(curves, spec)
+        values = objective_values(_final_curves(connection, spec, run_id), spec)
         finite = [value for value in values if value is not None and math.isfinite(value)]
         if len(finite) == len(values):
-            tuned = {dimension.name: params[dimension.name] for dimension in applying}
             trials.append(WarmTrial(run_id, tuned, finite, ended_at))
     return trials[::-1]
+
+
+def _tuned_values(spec: StudySpec, params: Mapping[str, Scalar]) -> dict[str, Scalar] | None:
+    """A run's values of the study's parameters; None outside the space, or where fixed values differ."""
+    if any(params.get(name) != value for name, value in spec.params.items()):
+        return None
+    tuned = {}
+    for dimension in spec.dimensions_of(params):
+        if dimension.name not in params or not dimension.holds(params[dimension.name]):
+            return None
+        tuned[dimension.name] = params[dimension.name]
+    return tuned
+
+
+def _final_curves(connection: sqlite3.Connection, spec: StudySpec, run_id: str) -> dict[str, ObjectiveCurve]:
+    """The values by step of each objective's metric that an ended run has reported."""
+    curves: dict[str, ObjectiveCurve] = {}
+    reports, _ = reported_values(connection, run_id, _metrics_of(spec), "step", {})
+    for report in reports:
+        point = ObjectivePoint(report.step, report.step, report.value, report.attempt)
+        curves.setdefault(report.metric, ObjectiveCurve()).add(point)
+    return curves
+
+
+def _metrics_of(spec: StudySpec) -> list[str]:
+    """The metrics of the objectives, each once."""
+    return list(dict.fromkeys(objective.metric for objective in spec.objectives))
 
 
 @dataclass(slots=True)
@@ -168,16 +186,15 @@ class ObjectiveReader:
         if progress is None or progress.run_id != trial.run_id:
             progress = self._runs[trial.number] = _RunProgress(trial.run_id)
         by = spec.pruner.by
-        metrics = list(dict.fromkeys(objective.metric for objective in spec.objectives))
-        values, progress.cursor = reported_values(self._connection, trial.run_id, metrics, by, progress.cursor)
-        for value in values:
+        metrics = _metrics_of(spec)
+        reports, progress.cursor = reported_values(self._connection, trial.run_id, metrics, by, progress.cursor)
+        for report in reports:
             # Steps count from 0: step 9 is the tenth.
-            if value.position is not None:
-                position = value.position
-            else:
-                position = value.step + 1.0
-            point = ObjectivePoint(position, value.step, value.value, value.attempt)
-            progress.curves.setdefault(value.metric, ObjectiveCurve()).add(point)
+            position = report.step + 1.0
+            if report.position is not None:
+                position = report.position
+            point = ObjectivePoint(position, report.step, report.value, report.attempt)
+            progress.curves.setdefault(report.metric, ObjectiveCurve()).add(point)
         return progress.curves
 
     def forget(self, number: int) -> None:

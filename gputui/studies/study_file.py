@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -215,27 +216,39 @@ def _resolve_lengths(data: dict[str, Any], profile: Profile | None) -> Iterator[
     """Put the value of a parameter in place of its name in ``length`` of pruner and pbt."""
     parameters = {} if profile is None else profile.parameters
     space = _mapping(data, "space")
-    params = _mapping(data, "params")
-    usual = next((name for name in _STEPS_NAMES if name in parameters and name not in space), None)
-    for key, usual_name in (("pruner", None), ("pbt", usual)):
+    usual_name = next((name for name in _STEPS_NAMES if name in parameters and name not in space), None)
+    for key, default_name in (("pruner", None), ("pbt", usual_name)):
         section = _mapping(data, key)
-        length = section.get("length")
-        name = usual_name if length is None else length
+        typed_length = section.get("length")
+        name = default_name if typed_length is None else typed_length
         if not section or not isinstance(name, str) or not name:
             continue
-        value = params.get(name)
-        if name not in params and name in parameters:
-            value = parameters[name].default
-        is_length = isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0
+        length = _length_of(name, _mapping(data, "params"), parameters)
         problem = None
-        if profile is not None and length is not None and section.get("kind") != "none":
-            problem = _length_problem(name, profile, is_tuned=name in space, is_length=is_length)
+        is_used = typed_length is not None and section.get("kind") != "none"
+        if profile is not None and is_used:
+            problem = _length_problem(name, profile, is_tuned=name in space, is_length=length is not None)
         if problem is not None:
             meant = None if name in parameters else nearest(name, parameters)
             yield CrossFinding((key, "length"), problem, meant)
-        # Where the study is refused, any length of a pruner does.
-        unknown = 1.0 if key == "pruner" else None
-        data[key] = {**section, "length": value if is_length and problem is None else unknown}
+            length = None
+        if length is None and key == "pruner":
+            length = 1.0  # where the study is refused, any length of a pruner does
+        data[key] = {**section, "length": length}
+
+
+def _length_of(name: str, params: Mapping[str, Any], parameters: Mapping[str, Parameter]) -> float | None:
+    """The value of a parameter as the length of a full run; None if it is no number greater than 0."""
+    value = None
+    if name in params:
+        value = params[name]
+    elif name in parameters:
+        value = parameters[name].default
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    if value > 0:
+        return value
+    return None
 
 
 def _length_problem(name: str, profile: Profile, *, is_tuned: bool, is_length: bool) -> str | None:
@@ -275,8 +288,10 @@ def _check_names(data: Mapping[str, Any], profile: Profile) -> Iterator[CrossFin
     for name, value in params.items():
         if name in space:
             yield CrossFinding(("params", name), "is tuned, too; remove it here or from space")
-        if name in parameters and not isinstance(value, (dict, list)) and (why := _unfit(parameters[name], value)):
-            yield CrossFinding(("params", name), why)
+        if name in parameters and not isinstance(value, (dict, list)):
+            problem = _unfit(parameters[name], value)
+            if problem:
+                yield CrossFinding(("params", name), problem)
     changed = {name for phase in profile.form.phases for name in phase.params}
     for name in space:
         if name in changed:
@@ -290,9 +305,11 @@ def _changed_by_recovery(tuned: Collection[str], profile: Profile) -> Iterator[C
     recovery = profile.form.recovery
     roles = profile.form.roles
     own_ladders = recovery.get("ladders") or {}
-    ladders = policy_from(recovery).ladders if own_ladders else {}
+    if not own_ladders:
+        return
+    ladders = policy_from(recovery).ladders
     for kind in own_ladders:
-        for action in (action for rung in ladders.get(kind, ()) for action in rung):
+        for action in itertools.chain.from_iterable(ladders.get(kind, ())):
             role = _ROLE_OF_ACTION.get(action.name)
             if role is None:
                 continue
@@ -399,8 +416,11 @@ def _check_dimension(dimension: Dimension, parameter: Parameter) -> Iterator[Cro
         if why := _unfit(parameter, bound):
             yield CrossFinding((*key_path, key), why)
     multiple = parameter.multiple_of
-    if multiple is not None and ((dimension.step or 1) % multiple or dimension.bounds[0] % multiple):
-        yield CrossFinding(key_path, f"its values must be multiples of {multiple}; give min and step so")
+    if multiple is not None:
+        least, _ = dimension.bounds
+        step = dimension.step or 1
+        if step % multiple or least % multiple:
+            yield CrossFinding(key_path, f"its values must be multiples of {multiple}; give min and step so")
 
 
 def _check_condition(dimension: Dimension, earlier: Sequence[Dimension]) -> Iterator[CrossFinding]:
@@ -439,30 +459,44 @@ def grid_source(
     space: dict[str, list[Scalar]] = {}
     params: dict[str, Scalar] = {}
     problems: list[str] = []
-    for name, texts in (*values.items(), *((name, [text]) for name, text in fixed.items())):
-        parameter = profile.parameters.get(name)
-        if parameter is None:
-            problems.append(f"{name}: {unknown_parameter(name, profile.parameters)}")
-            continue
-        parsed: list[Scalar] = []
-        for text in texts:
-            try:
-                parsed.append(parameter.parse(text))
-            except ParameterError as error:
-                problems += error.problems
-        if name in values:
-            space[name] = list(dict.fromkeys(parsed))
-        else:
-            params.update((name, value) for value in parsed)
+    for name, texts in values.items():
+        try:
+            space[name] = list(dict.fromkeys(_parsed(profile, name, texts)))
+        except ParameterError as error:
+            problems += error.problems
+    for name, text in fixed.items():
+        try:
+            (params[name],) = _parsed(profile, name, [text])
+        except ParameterError as error:
+            problems += error.problems
     problems += [f"{name}: given to --grid and to --set" for name in values.keys() & fixed.keys()]
     if problems:
         raise ParameterError(problems)
-    data = {
-        "name": f"{profile.name}-grid",
-        "profile": list(profile.typed) if profile.path is None else str(profile.path.resolve()),
-        "space": space,
-        **({"params": params} if params else {}),
-        "sampler": "grid",
-        **{key: value for key, value in settings.items() if value is not None},
-    }
+    data: dict[str, Any] = {"name": f"{profile.name}-grid"}
+    if profile.path is None:
+        data["profile"] = list(profile.typed)
+    else:
+        data["profile"] = str(profile.path.resolve())
+    data["space"] = space
+    if params:
+        data["params"] = params
+    data["sampler"] = "grid"
+    data |= {key: value for key, value in settings.items() if value is not None}
     return yaml.safe_dump(data, sort_keys=False, default_flow_style=None)
+
+
+def _parsed(profile: Profile, name: str, texts: Sequence[str]) -> list[Scalar]:
+    """Typed values of a parameter. Raises ParameterError with every one that it cannot have."""
+    parameter = profile.parameters.get(name)
+    if parameter is None:
+        raise ParameterError([f"{name}: {unknown_parameter(name, profile.parameters)}"])
+    parsed: list[Scalar] = []
+    problems: list[str] = []
+    for text in texts:
+        try:
+            parsed.append(parameter.parse(text))
+        except ParameterError as error:
+            problems += error.problems
+    if problems:
+        raise ParameterError(problems)
+    return parsed

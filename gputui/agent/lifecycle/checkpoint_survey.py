@@ -96,16 +96,18 @@ def search_now(
         return None  # nothing is its own yet
     attempts = attempt_spans(rows, names_metrics=spec.names_metrics, now=context.now())
     writer = None
+    neighbours: Sequence[Neighbour] = ()
     since = context.now()
     if attempts:
-        newest = attempts[-1]
+        *earlier, newest = attempts
         since = checkpoints.scanned_at(connection, run.run_id, newest.number) or newest.begun_at
         # What appeared since the last scan in its life is its own, also after its end.
         if newest.ended_at is None or since < newest.ended_at:
             writer = newest.number
+            neighbours = checkpoints.neighbours(connection, run.run_id, since)
         if ended_at is not None:
-            attempts = (*attempts[:-1], replace(newest, ended_at=ended_at, ended_well=ended_well))
-    neighbours = () if writer is None else checkpoints.neighbours(connection, run.run_id, since)
+            attempts = (*earlier, replace(newest, ended_at=ended_at, ended_well=ended_well))
+    command_words = map(str, (*run.params.values(), *(spec.args or ())))
     return CheckpointSearch(
         database=workspace.database,
         run_id=run.run_id,
@@ -116,7 +118,7 @@ def search_now(
         writer=writer,
         since=since,
         neighbours=tuple(neighbours),
-        command_paths=tuple(dict.fromkeys(map(str, (*run.params.values(), *(spec.args or ()))))),
+        command_paths=tuple(dict.fromkeys(command_words)),
         metric_folders=tuple(_metric_folders(connection, run.run_id, neighbours, folder)),
     )
 
@@ -229,18 +231,23 @@ def attempts_to_resume(connection: Connection, workspace: Workspace, run: Run) -
         limit = None
         if was_ever_sound:
             limit = _sound_until(lines, span, incident, late)
-        is_external = incident is None or not kind_of(incident.kind).may_be_checkpoint
-        plan = read_record(attempt_dir(workspace, run_id, span.number) / "attempt.json") or {}
-        # Only a checkpoint named by a person is in this attempt.json, not the target's own choice.
-        # It was named instead of all checkpoints written so far.
-        base = plan.get("resume_from")
-        if isinstance(base, str):
-            lineage.clear()
-        else:
-            base = None
-        failed = not is_external and not span.has_worked
+        base = _named_checkpoint(attempt_dir(workspace, run_id, span.number))
+        if base is not None:
+            lineage.clear()  # it was named instead of all checkpoints written so far
+        may_be_checkpoint = incident is not None and kind_of(incident.kind).may_be_checkpoint
+        failed = may_be_checkpoint and not span.has_worked
         lineage.append({"attempt": span.number, "until": limit, "failed": failed, "base": base})
     return lineage
+
+
+def _named_checkpoint(folder: Path) -> str | None:
+    """The checkpoint that a person path for an attempt, by its attempt.json, which does not have the target's own
+    choice."""
+    plan = read_record(folder / "attempt.json") or {}
+    path = plan.get("resume_from")
+    if isinstance(path, str):
+        return path
+    return None
 
 
 def _sound_until(lines: StepLines, span: AttemptSpan, incident: IncidentView | None, late: float) -> float | None:

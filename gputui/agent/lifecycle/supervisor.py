@@ -11,7 +11,7 @@ import logging
 import math
 import selectors
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -38,6 +38,7 @@ from gputui.runs.executors.base import Executor, ExecutorGoneError
 from gputui.runs.executors.process import ExecutorProcess, find, start
 from gputui.runs.gpu_locks import GpuLocks
 from gputui.runs.identity import ProcessIdentity
+from gputui.runs.processes import ProcessScan
 from gputui.runs.shim import PASSING
 from gputui.runs.stored_spec import spec_of
 from gputui.store.attempts import Attempt, get_attempt, seconds_since_asked
@@ -331,8 +332,9 @@ class Supervisor:
         is_behind = self.unstepped or self.unstepped_ends or self.has_more_to_start or self.health.waiting
         if is_behind or is_reading:
             return now
-        has_leftovers = any(phase.since is not None for phase in self._sweeping())
-        sweeping_due = now + LEFTOVERS_SECONDS if has_leftovers else math.inf
+        sweeping_due = math.inf
+        if any(phase.since is not None for phase in self._sweeping()):
+            sweeping_due = now + LEFTOVERS_SECONDS
         return min(self.waits.next_due, self.holds.next_due(), sweeping_due)
 
     def _sweeping(self) -> list[Sweeping]:
@@ -391,13 +393,22 @@ class Supervisor:
             return occupants
         scan = self.context.scanner.scan()
         for record in records:
-            run_id = record.run_id
-            uuids = record.gpus
-            since = self.context.now() if record.started_at is None else record.started_at
-            used = peak_bytes(self.context.connection, run_id, record.number)
-            run_dir = self.context.workspace.run_dir(run_id)
-            for process in scan.processes_of(run_dir, record.number):
-                if (rank := process.rank) is not None:
-                    uuid = uuids[rank % len(uuids)]
-                    occupants.append(Occupant(uuid, process.pid, run_id, rank=rank, memory_bytes=used, since=since))
+            occupants += self._ranks_of(record, scan)
         return occupants
+
+    def _ranks_of(self, attempt: Attempt, scan: ProcessScan) -> Iterator[Occupant]:
+        """The living ranks of an attempt, each on its GPU."""
+        since = self.context.now() if attempt.started_at is None else attempt.started_at
+        used_bytes = peak_bytes(self.context.connection, attempt.run_id, attempt.number)
+        run_dir = self.context.workspace.run_dir(attempt.run_id)
+        for process in scan.processes_of(run_dir, attempt.number):
+            rank = process.rank
+            if rank is not None:
+                yield Occupant(
+                    attempt.gpus[rank % len(attempt.gpus)],
+                    process.pid,
+                    attempt.run_id,
+                    rank=rank,
+                    memory_bytes=used_bytes,
+                    since=since,
+                )
