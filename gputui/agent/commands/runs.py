@@ -321,21 +321,9 @@ def label(request: CommandRequest) -> Result:
     labels = _new_labels(request, target)
     if labels.name not in (target.name, target.run_id):
         request.refuse_id_as_name(labels.name)
-    tagging = "untagged it"
-    if labels.tags:
-        tagging = f"tagged it {' '.join(f'#{tag}' for tag in labels.tags)}"
-    noting = "removed its note"
-    if labels.note:
-        noting = f"noted: {labels.note}"
-    events = [
-        ("name", labels.name != before.name, f"renamed it from {before.name} to {labels.name}"),
-        ("tags", labels.tags != before.tags, tagging),
-        ("note", labels.note != before.note, noting),
-    ]
     store_labels(request.connection, target.run_id, labels)
-    for key, is_changed, message in events:
-        if is_changed:
-            request.context.note("labelled", f"{request.actor} {message}", target.run_id, key=key)
+    for key, message in _label_changes(before, labels).items():
+        request.context.note("labelled", f"{request.actor} {message}", target.run_id, key=key)
     folder = request.context.workspace.run_dir(target.run_id)
     try:
         write_labels(folder, labels)
@@ -359,6 +347,22 @@ def _new_labels(request: CommandRequest, target: Run) -> Labels:
         return Labels(name, checked_tags(tags), checked_note(note))
     except LabelError as error:
         raise RefusedError(str(error)) from error
+
+
+def _label_changes(before: Labels, labels: Labels) -> dict[str, str]:
+    """What was done to each label that has changed, to complete "alice …"."""
+    changes = {}
+    if labels.name != before.name:
+        changes["name"] = f"renamed it from {before.name} to {labels.name}"
+    if labels.tags != before.tags:
+        changes["tags"] = "untagged it"
+        if labels.tags:
+            changes["tags"] = f"tagged it {' '.join(f'#{tag}' for tag in labels.tags)}"
+    if labels.note != before.note:
+        changes["note"] = "removed its note"
+        if labels.note:
+            changes["note"] = f"noted: {labels.note}"
+    return changes
 
 
 def _write_back_labels(folder: Path, labels: Labels) -> None:

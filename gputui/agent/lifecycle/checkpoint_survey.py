@@ -241,7 +241,7 @@ def attempts_to_resume(connection: Connection, workspace: Workspace, run: Run) -
 
 
 def _named_checkpoint(folder: Path) -> str | None:
-    """The checkpoint that a person path for an attempt, by its attempt.json, which does not have the target's own
+    """The checkpoint that a person named for an attempt, by its attempt.json, which does not have the target's own
     choice."""
     plan = read_record(folder / "attempt.json") or {}
     path = plan.get("resume_from")
