@@ -67,6 +67,8 @@ _EXPIRING = (
     ("notices", "notice_id", "coalesce(sent_at, gave_up_at) < ?1"),
 )
 
+_NEXT_SOURCE = "SELECT source_id FROM metric_sources WHERE run_id IS NULL LIMIT 1"
+
 
 @dataclass(slots=True)
 class Tidying:
@@ -347,6 +349,3 @@ def bound_log(connection: sqlite3.Connection) -> None:
     """
     connection.execute(f"PRAGMA wal_autocheckpoint = {LIMIT_PAGES}")
     connection.execute(f"PRAGMA journal_size_limit = {_KEPT_LOG_BYTES}")
-
-
-_NEXT_SOURCE = "SELECT source_id FROM metric_sources WHERE run_id IS NULL LIMIT 1"

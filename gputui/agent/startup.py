@@ -37,6 +37,8 @@ REPORT_SECONDS = 60.0  # a log of a day has 1440 lines
 REWRITE_SECONDS = 0.9
 SWITCH_SECONDS = 0.0005  # a thread that computes holds up a turn no longer than this
 
+_LIMITS_TO_RAISE = (resource.RLIMIT_FSIZE, resource.RLIMIT_CPU, resource.RLIMIT_AS, resource.RLIMIT_NOFILE)
+
 
 class RecordError(Exception):
     """Recording cannot start; the message says why and what to do."""
@@ -189,9 +191,6 @@ def _run(
         except AgentUnreachableError as error:
             return _failed(error)
     return 0
-
-
-_LIMITS_TO_RAISE = (resource.RLIMIT_FSIZE, resource.RLIMIT_CPU, resource.RLIMIT_AS, resource.RLIMIT_NOFILE)
 
 
 def raise_limits() -> None:

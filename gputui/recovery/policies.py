@@ -12,6 +12,17 @@ from msgspec.structs import replace
 from gputui.recovery.actions import ACTIONS
 from gputui.recovery.kinds import KINDS
 
+DEFAULT = "default"
+"""The ladder of kinds without one."""
+ENDS_ON = {
+    "hang": "no progress for longer than the run's own history explains, and no rank computes, reads or writes",
+    "nan_loss": "the loss is no number in 5 lines in a row, or null in 50",
+    "loss_spike": "the loss stays far above its recent values for 30 lines",
+    "memory_leak": "private memory grows steadily and is nearly used up; only a run that can resume, "
+    "and it gets its grace to save",
+}
+"""Findings for which gputui may end a live attempt, and their conditions."""
+
 
 class PolicyAction(Struct, frozen=True):
     """One action of a rung, with its number if it takes one."""
@@ -24,16 +35,6 @@ Rung = tuple[PolicyAction, ...]
 Ladder = tuple[Rung, ...]
 RESTART: Rung = (PolicyAction("restart"),)
 STOP: Rung = (PolicyAction("stop"),)
-DEFAULT = "default"
-"""The ladder of kinds without one."""
-ENDS_ON = {
-    "hang": "no progress for longer than the run's own history explains, and no rank computes, reads or writes",
-    "nan_loss": "the loss is no number in 5 lines in a row, or null in 50",
-    "loss_spike": "the loss stays far above its recent values for 30 lines",
-    "memory_leak": "private memory grows steadily and is nearly used up; only a run that can resume, "
-    "and it gets its grace to save",
-}
-"""Findings for which gputui may end a live attempt, and their conditions."""
 
 
 class Backoff(Struct, frozen=True):

@@ -20,6 +20,32 @@ _ERROR = re.compile(
 )
 _WARNING = re.compile(r"\bWARN(?:ING)?\b|\b\w*Warning\b|(?:^|\[)W[0-9]{3,8} \d\d:|^W[0-9]{4} |^warning:", re.MULTILINE)
 
+# A timestamp begins within this many characters.
+_BEGINS_WITHIN = 96
+_ISO = re.compile(
+    r"""[\[("']? (?P<day>\d{4}-\d\d-\d\d) [T\ ] (?P<clock>\d\d:\d\d:\d\d) (?:[.,](?P<fraction>\d{1,6})\d*)?
+    (?P<zone>Z | [+-]\d\d(?::?\d\d)?(?!\d) | \ [+-]\d{4}\b | \ (?:Z|UTC|GMT)\b)?""",
+    re.VERBOSE,
+)
+# The month of PyTorch's own C++ lines has no leading zero.
+_GLOG = re.compile(
+    r"""\[? [IWEF] (?P<year>\d{4}(?=\d{4}\ ))? (?P<month>\d{1,2}) (?P<day>\d\d) \ (?P<clock>\d\d:\d\d:\d\d)
+    (?:\.(?P<fraction>\d{1,6})\d*)?""",
+    re.VERBOSE,
+)
+# Text before a timestamp: in brackets, a level, a name with a colon, a quoted word (of JSON), a
+# separator.
+_BEFORE_STAMP = re.compile(
+    r"""\[[^\]]{0,60}\] | \([^)]{0,60}\) | <[^>]{0,60}> | (?:DEBUG|INFO|WARN|WARNING|ERROR|CRITICAL|FATAL)\b |
+    [\w.@/-]{1,40}: | "\w{1,20}" | [\s{|:,-]""",
+    re.VERBOSE,
+)
+
+# Those of torchrun and of launchers built on it.
+_STOP_EXCEPTION = re.compile(r"\b(?P<type>SignalException|SIGTERMException)\b")
+# The traceback is within this many lines of the end of a log.
+_MOST_LINES = 100
+
 
 class Level(IntEnum):
     """The severity of a log line."""
@@ -52,28 +78,6 @@ class LevelReader:
         if _WARNING.search(line):
             return Level.WARNING
         return Level.INFO
-
-
-# A timestamp begins within this many characters.
-_BEGINS_WITHIN = 96
-_ISO = re.compile(
-    r"""[\[("']? (?P<day>\d{4}-\d\d-\d\d) [T\ ] (?P<clock>\d\d:\d\d:\d\d) (?:[.,](?P<fraction>\d{1,6})\d*)?
-    (?P<zone>Z | [+-]\d\d(?::?\d\d)?(?!\d) | \ [+-]\d{4}\b | \ (?:Z|UTC|GMT)\b)?""",
-    re.VERBOSE,
-)
-# The month of PyTorch's own C++ lines has no leading zero.
-_GLOG = re.compile(
-    r"""\[? [IWEF] (?P<year>\d{4}(?=\d{4}\ ))? (?P<month>\d{1,2}) (?P<day>\d\d) \ (?P<clock>\d\d:\d\d:\d\d)
-    (?:\.(?P<fraction>\d{1,6})\d*)?""",
-    re.VERBOSE,
-)
-# Text before a timestamp: in brackets, a level, a name with a colon, a quoted word (of JSON), a
-# separator.
-_BEFORE_STAMP = re.compile(
-    r"""\[[^\]]{0,60}\] | \([^)]{0,60}\) | <[^>]{0,60}> | (?:DEBUG|INFO|WARN|WARNING|ERROR|CRITICAL|FATAL)\b |
-    [\w.@/-]{1,40}: | "\w{1,20}" | [\s{|:,-]""",
-    re.VERBOSE,
-)
 
 
 def line_time(line: str, near: float) -> float | None:
@@ -144,12 +148,6 @@ def _seconds(text: str) -> float | None:
         return datetime.fromisoformat(text).timestamp()
     except (ValueError, OverflowError, OSError):
         return None
-
-
-# Those of torchrun and of launchers built on it.
-_STOP_EXCEPTION = re.compile(r"\b(?P<type>SignalException|SIGTERMException)\b")
-# The traceback is within this many lines of the end of a log.
-_MOST_LINES = 100
 
 
 class StopReport(NamedTuple):

@@ -25,6 +25,8 @@ SEVERITIES: tuple[Severity, ...] = get_args(Severity)
 """In ascending order."""
 NOT_INSTALLED = "apprise is not installed here: pip install 'gputui[notify]'"
 
+_PENDING = "sent_at IS NULL AND gave_up_at IS NULL"
+
 
 class Message(Struct, frozen=True):
     """A message without secrets.
@@ -135,9 +137,6 @@ class PendingMessage(Struct, frozen=True):
     def content(self) -> Message:
         """The message. Raises msgspec.MsgspecError for a damaged row."""
         return msgspec.json.decode(self.message, type=Message)
-
-
-_PENDING = "sent_at IS NULL AND gave_up_at IS NULL"
 
 
 def put(

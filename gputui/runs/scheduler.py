@@ -21,6 +21,11 @@ from gputui.store import queue
 from gputui.store.run_states import RunState
 from gputui.store.runs import Run, get_run, queued_runs
 
+PAUSED = "waits for the queue, which is paused"
+
+# Parts such as a third do not add up to exactly 1.
+_ROUNDING = 1e-6
+
 
 class WaitingRuns(NamedTuple):
     """The queued runs.
@@ -84,9 +89,6 @@ def _wait_until(begin_at: float, now: float) -> str:
     if (begin.tm_year, begin.tm_yday) == (today.tm_year, today.tm_yday):
         return time.strftime("begins at %H:%M", begin)
     return time.strftime("begins on %d %b at %H:%M", begin)
-
-
-PAUSED = "waits for the queue, which is paused"
 
 
 class GpuAvailability(Struct, frozen=True):
@@ -163,9 +165,6 @@ def is_recovering(run: Run) -> bool:
 
 ShareOf = Callable[[Run, GpuAvailability], int]
 """Number of runs that may use a GPU at a time, where their parts leave room; 1: exclusive use."""
-
-# Parts such as a third do not add up to exactly 1.
-_ROUNDING = 1e-6
 
 
 def shares_by_fraction(run: Run, _gpu: GpuAvailability) -> int:

@@ -38,6 +38,11 @@ _TOTALS = (
     "iterations", "steps",
 )  # fmt: skip
 
+METRICS_FILE = "metrics.jsonl"
+"""The file in a run's folder that GPUTUI_METRICS names, where the profile names no other."""
+
+SHELL_GPUS = "CUDA_VISIBLE_DEVICES"
+
 
 def asked_steps(params: Mapping[str, object], step: int | None = None) -> int | None:
     """The number of steps in the parameters; None if there is none, or if the run has gone beyond: it then counts
@@ -49,17 +54,10 @@ def asked_steps(params: Mapping[str, object], step: int | None = None) -> int | 
     return None
 
 
-METRICS_FILE = "metrics.jsonl"
-"""The file in a run's folder that GPUTUI_METRICS names, where the profile names no other."""
-
-
 class SpecError(ExplainedError, ValueError):
     """An invalid stored specification."""
 
     is_refusal = True
-
-
-SHELL_GPUS = "CUDA_VISIBLE_DEVICES"
 
 
 class GpuRequest(Struct, frozen=True):

@@ -21,6 +21,19 @@ JsonSchema = dict[str, Any]
 OVER = re.compile(r"^(?:best|last|mean of ([1-9][0-9]{0,4}))$")
 _NOT_ZERO = r"^\s*(?=[^1-9]*[1-9])"
 
+_TEXT_WORDS = "text without NUL characters"
+_DURATION_WORDS = "a time such as 30m, 1h30m or 2d"
+_SIZE_WORDS = "a size with its unit such as 10GiB or 500MB"
+_SIZE_PATTERN = _NOT_ZERO + r"[0-9]{1,12}(\.[0-9]{1,6})? ?([kKmMgGtTpP][iI]?)?[bB]\s*$"
+_DURATION_PATTERN = _NOT_ZERO + DURATION_PATTERN.removeprefix("^")
+_OVER_WORDS = "best, last, or mean of a number of values such as mean of 5"
+_LENGTH_WORDS = "a number greater than 0, or the name of the parameter that is it"
+_ABOVE_ZERO: JsonSchema = {"type": "number", "exclusiveMinimum": 0}
+NULL: JsonSchema = {"type": "null"}
+A_NAME: JsonSchema = {"type": "string", "minLength": 1}
+LIST: JsonSchema = {"type": "array", "minItems": 1, "items": {"type": ["string", "number", "boolean", "null"]}}
+"""A list of single values."""
+
 
 class Reads:
     """Metadata for pydantic: ``parse`` reads a value and raises ValueError, ``schema`` changes the
@@ -122,19 +135,6 @@ def _check_filled_list(value: object) -> object:
         raise ExpectedError("at least 1 of them")
     return value
 
-
-_TEXT_WORDS = "text without NUL characters"
-_DURATION_WORDS = "a time such as 30m, 1h30m or 2d"
-_SIZE_WORDS = "a size with its unit such as 10GiB or 500MB"
-_SIZE_PATTERN = _NOT_ZERO + r"[0-9]{1,12}(\.[0-9]{1,6})? ?([kKmMgGtTpP][iI]?)?[bB]\s*$"
-_DURATION_PATTERN = _NOT_ZERO + DURATION_PATTERN.removeprefix("^")
-_OVER_WORDS = "best, last, or mean of a number of values such as mean of 5"
-_LENGTH_WORDS = "a number greater than 0, or the name of the parameter that is it"
-_ABOVE_ZERO: JsonSchema = {"type": "number", "exclusiveMinimum": 0}
-NULL: JsonSchema = {"type": "null"}
-A_NAME: JsonSchema = {"type": "string", "minLength": 1}
-LIST: JsonSchema = {"type": "array", "minItems": 1, "items": {"type": ["string", "number", "boolean", "null"]}}
-"""A list of single values."""
 
 Number = Annotated[float, Reads(_checks(is_number, "a number"))]
 Positive = Annotated[float, Reads(_checks(_is_positive, "a number greater than 0"), _with_keywords(exclusiveMinimum=0))]

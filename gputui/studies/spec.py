@@ -55,6 +55,31 @@ NAME_KEY = "[key]"
 
 # --- short forms ------------------------------------------------------------------------------------------------------
 
+_RANGE = ("min", "max", "step")
+_GIVEN = {"not": NULL}
+_DIMENSION_RULES = [
+    {
+        "if": {"properties": {"type": {"const": "choice"}}},
+        "then": {"required": ["values"], "properties": {**dict.fromkeys(_RANGE, NULL), "log": {"const": False}}},
+        "else": {"required": ["min", "max"], "properties": {"min": _GIVEN, "max": _GIVEN, "values": False}},
+    },
+    {
+        "if": {"properties": {"type": {"const": "int"}}},
+        "then": {"properties": {limit: {"multipleOf": 1} for limit in _RANGE}},
+    },
+    {
+        "if": {"required": ["log"], "properties": {"log": {"const": True}}},
+        "then": {"properties": {"min": {"exclusiveMinimum": 0}, "step": NULL}},
+    },
+]
+_PRUNER_RULE = {
+    "if": {"properties": {"kind": {"enum": ["none"]}}},
+    "else": {"required": ["length"], "properties": {"length": _GIVEN}},
+}
+
+_NEEDS = {"cmaes": ("cmaes",), "qmc": ("scipy",), "gp": ("torch", "scipy")}
+"""Libraries that samplers need beside Optuna."""
+
 
 def _by_kind(form: object) -> object:
     """Expand the short form ``pruner: median``; ``off`` is none."""
@@ -318,28 +343,6 @@ class PbtSpec(Section):
 
 # --- the file ---------------------------------------------------------------------------------------------------------
 
-_RANGE = ("min", "max", "step")
-_GIVEN = {"not": NULL}
-_DIMENSION_RULES = [
-    {
-        "if": {"properties": {"type": {"const": "choice"}}},
-        "then": {"required": ["values"], "properties": {**dict.fromkeys(_RANGE, NULL), "log": {"const": False}}},
-        "else": {"required": ["min", "max"], "properties": {"min": _GIVEN, "max": _GIVEN, "values": False}},
-    },
-    {
-        "if": {"properties": {"type": {"const": "int"}}},
-        "then": {"properties": {limit: {"multipleOf": 1} for limit in _RANGE}},
-    },
-    {
-        "if": {"required": ["log"], "properties": {"log": {"const": True}}},
-        "then": {"properties": {"min": {"exclusiveMinimum": 0}, "step": NULL}},
-    },
-]
-_PRUNER_RULE = {
-    "if": {"properties": {"kind": {"enum": ["none"]}}},
-    "else": {"required": ["length"], "properties": {"length": _GIVEN}},
-}
-
 
 def _space_schema(base: JsonSchema) -> JsonSchema:
     of_one = {"anyOf": [{**LIST, "uniqueItems": True}, {**base["items"], "allOf": _DIMENSION_RULES}]}
@@ -464,10 +467,6 @@ def _points(space: tuple[Dimension, ...], point: Mapping[str, Scalar]) -> Iterat
         return
     for value in dimension.grid() or ():
         yield from _points(rest, {**point, dimension.name: value})
-
-
-_NEEDS = {"cmaes": ("cmaes",), "qmc": ("scipy",), "gp": ("torch", "scipy")}
-"""Libraries that samplers need beside Optuna."""
 
 
 def missing_library(spec: StudySpec) -> str | None:

@@ -34,6 +34,12 @@ _GPU_NAMES = [
 ]  # fmt: skip
 _HOST_NAMES = ["at", "sample_count", *names(HOST_KEPT)]
 
+BORDER_SECONDS = 120.0
+"""If an attempt begins or ends between two readings further apart than this, the difference does
+not count, because the attempt's part of it is unknown. Within an attempt any distance counts."""
+
+READINGS_AT_ONCE = 5000  # hours of a GPU, read in a few milliseconds
+
 
 @dataclass(frozen=True, slots=True)
 class Rollups:
@@ -139,13 +145,6 @@ class Rollups:
                 f"({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})",
                 values,
             )
-
-
-BORDER_SECONDS = 120.0
-"""If an attempt begins or ends between two readings further apart than this, the difference does
-not count, because the attempt's part of it is unknown. Within an attempt any distance counts."""
-
-READINGS_AT_ONCE = 5000  # hours of a GPU, read in a few milliseconds
 
 
 def add_energy_readings(connection: sqlite3.Connection, now: float) -> None:

@@ -23,6 +23,8 @@ from gputui.store.runs import Run
 # A run without metrics that lived this long has finished its setup.
 WORKED_SECONDS = 60.0
 
+MOST_SHOWN = 5  # a sentence with more is not read
+
 
 class AttemptSpan(Struct, frozen=True):
     """An attempt as the ledger sees it, with times in UTC unix seconds.
@@ -82,8 +84,6 @@ def spans_of(run: Run, attempts: Sequence[Attempt], now: float) -> tuple[Attempt
     spec = known_spec(run)
     return attempt_spans(attempts, names_metrics=spec is None or spec.names_metrics, now=now)
 
-
-MOST_SHOWN = 5  # a sentence with more is not read
 
 Rows = tuple[CheckpointRow, ...]
 AnyRows = Sequence[CheckpointRow]

@@ -25,6 +25,54 @@ from gputui.version import VERSION
 
 Rows = Iterable[tuple[Sequence[str], Any]]
 
+_GPU = ("gpu", "uuid")
+_RUN = ("run", "name")
+_PERCENT = 0.01
+_MEGAHERTZ = 1e6
+
+_GPU_COUNTERS: Mapping[str, str] = {
+    "energy_joules": "Energy drawn since the driver was loaded.",
+    "ecc_corrected": "Memory errors corrected.",
+    "ecc_uncorrected": "Memory errors that could not be corrected.",
+}
+# Fields of `HostSample`, except the first.
+_HOST_GAUGES: Mapping[str, str] = {
+    "cpu_ratio": "Share of all cores that is busy.",
+    "cpu_count": "Cores.",
+    "load_1m": "Load average over a minute.",
+    "memory_used_bytes": "Memory in use.",
+    "memory_total_bytes": "Memory.",
+    "swap_used_bytes": "Swap in use.",
+    "disk_used_bytes": "Used on the disk that holds the state directory.",
+    "disk_total_bytes": "Size of that disk.",
+    "disk_read_bytes_per_second": "Read from all disks.",
+    "disk_write_bytes_per_second": "Written to all disks.",
+    "shm_used_bytes": "Used of /dev/shm.",
+    "shm_total_bytes": "Size of /dev/shm.",
+    "network_received_bytes_per_second": "Received on all interfaces.",
+    "network_sent_bytes_per_second": "Sent on all interfaces.",
+}
+_HOST_NAMES = {"cpu_count": "cpu_cores"}
+# The standard vocabulary of docs/profiles.md: name there, name here, and meaning.
+_RANK_GAUGES: Sequence[tuple[str, str, str]] = (
+    (LOSS, "loss", "Newest training loss; NaN and infinite values as they are."),
+    ("lr", "learning_rate", "Newest learning rate."),
+    ("grad_norm", "gradient_norm", "Newest norm of the gradient."),
+    ("samples_per_s", "samples_per_second", "Samples that the whole run trains on in a second."),
+    ("tokens_per_s", "tokens_per_second", "Tokens that the whole run trains on in a second."),
+    ("step_time", "step_seconds", "Time of the newest step."),
+    ("data_time", "data_wait_seconds", "Of that, the wait for data."),
+    ("comm_time", "communication_seconds", "Of that, the wait in collectives."),
+    ("gpu_mem_peak", "gpu_memory_peak_bytes", "GPU memory that the rank held at most."),
+    ("epoch", "epoch", "Epoch."),
+    ("mfu", "model_flops_utilization_ratio", "Share of the GPU's peak that the model uses."),
+    (VALIDATION_LOSS, "validation_loss", "Newest validation loss."),
+    ("val/accuracy", "validation_accuracy_ratio", "Newest validation accuracy."),
+)
+
+HOST_FRESH_SECONDS = 30.0
+"""An older sample of the host is outdated."""
+
 
 class MetricFamily(NamedTuple):
     """The metrics of one name; ``metric_class`` is the client library's."""
@@ -44,11 +92,6 @@ class _GpuGauge(NamedTuple):
     value: Callable[[GpuView], float | None]
     unit: float = 1
 
-
-_GPU = ("gpu", "uuid")
-_RUN = ("run", "name")
-_PERCENT = 0.01
-_MEGAHERTZ = 1e6
 
 _GPU_GAUGES: Sequence[_GpuGauge] = (
     _GpuGauge("utilization_ratio", "Time in which a kernel ran.", lambda gpu: gpu.utilization_percent, _PERCENT),
@@ -91,49 +134,6 @@ _GPU_GAUGES: Sequence[_GpuGauge] = (
     _GpuGauge("row_remap_pending", "1 when memory waits to be remapped.", lambda gpu: gpu.slow.row_remap_pending),
     _GpuGauge("row_remap_failed", "1 when memory could not be remapped.", lambda gpu: gpu.slow.row_remap_failed),
 )
-_GPU_COUNTERS: Mapping[str, str] = {
-    "energy_joules": "Energy drawn since the driver was loaded.",
-    "ecc_corrected": "Memory errors corrected.",
-    "ecc_uncorrected": "Memory errors that could not be corrected.",
-}
-# Fields of `HostSample`, except the first.
-_HOST_GAUGES: Mapping[str, str] = {
-    "cpu_ratio": "Share of all cores that is busy.",
-    "cpu_count": "Cores.",
-    "load_1m": "Load average over a minute.",
-    "memory_used_bytes": "Memory in use.",
-    "memory_total_bytes": "Memory.",
-    "swap_used_bytes": "Swap in use.",
-    "disk_used_bytes": "Used on the disk that holds the state directory.",
-    "disk_total_bytes": "Size of that disk.",
-    "disk_read_bytes_per_second": "Read from all disks.",
-    "disk_write_bytes_per_second": "Written to all disks.",
-    "shm_used_bytes": "Used of /dev/shm.",
-    "shm_total_bytes": "Size of /dev/shm.",
-    "network_received_bytes_per_second": "Received on all interfaces.",
-    "network_sent_bytes_per_second": "Sent on all interfaces.",
-}
-_HOST_NAMES = {"cpu_count": "cpu_cores"}
-# The standard vocabulary of docs/profiles.md: name there, name here, and meaning.
-_RANK_GAUGES: Sequence[tuple[str, str, str]] = (
-    (LOSS, "loss", "Newest training loss; NaN and infinite values as they are."),
-    ("lr", "learning_rate", "Newest learning rate."),
-    ("grad_norm", "gradient_norm", "Newest norm of the gradient."),
-    ("samples_per_s", "samples_per_second", "Samples that the whole run trains on in a second."),
-    ("tokens_per_s", "tokens_per_second", "Tokens that the whole run trains on in a second."),
-    ("step_time", "step_seconds", "Time of the newest step."),
-    ("data_time", "data_wait_seconds", "Of that, the wait for data."),
-    ("comm_time", "communication_seconds", "Of that, the wait in collectives."),
-    ("gpu_mem_peak", "gpu_memory_peak_bytes", "GPU memory that the rank held at most."),
-    ("epoch", "epoch", "Epoch."),
-    ("mfu", "model_flops_utilization_ratio", "Share of the GPU's peak that the model uses."),
-    (VALIDATION_LOSS, "validation_loss", "Newest validation loss."),
-    ("val/accuracy", "validation_accuracy_ratio", "Newest validation accuracy."),
-)
-
-
-HOST_FRESH_SECONDS = 30.0
-"""An older sample of the host is outdated."""
 
 
 def families(connection: sqlite3.Connection, now: float) -> Iterator[Metric]:

@@ -34,6 +34,8 @@ from gputui.ui.views.snapshot_json import gpu_shapes
 
 FIRST_SAMPLE_SECONDS = 10.0  # NVML takes seconds to start on a machine with many GPUs
 
+TOPOLOGY_SECONDS = 5.0  # the driver may hang; the list is of use without pairs
+
 
 @verb("gpus", changes=lambda options: options["clear"] is not None or options["quarantine"] is not None, has_json=True)
 @click.option(
@@ -192,9 +194,6 @@ def gpu_user(gpu: GpuView, promised: str | None) -> str:
     if gpu.is_excluded:
         return "; ".join(filter(None, (user, EXCLUDED.removeprefix("is "))))
     return user or "no visible process"
-
-
-TOPOLOGY_SECONDS = 5.0  # the driver may hang; the list is of use without pairs
 
 
 def print_recommended(

@@ -30,6 +30,9 @@ OOM = """\
 [rank1]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 1 has 1.31 GiB free.
 """
 
+SHORT_STEPS = 12_000
+"""A shorter training has shorter steps, so that a trial of the study takes a minute."""
+
 
 class TrainedModel(NamedTuple):
     """What is trained.
@@ -65,8 +68,6 @@ MODELS = {
     "vit-b16": TrainedModel(0.5, 512, 6.9, last_loss=1.7, checkpoint_bytes=346_000_000, sample_bytes=150_000_000),
     "bert-mlm": TrainedModel(0.4, 128, 10.3, last_loss=1.8, checkpoint_bytes=440_000_000, sample_bytes=240_000_000),
 }
-SHORT_STEPS = 12_000
-"""A shorter training has shorter steps, so that a trial of the study takes a minute."""
 
 
 class Continuation(NamedTuple):

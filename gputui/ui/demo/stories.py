@@ -62,6 +62,33 @@ BUS_ERROR = """\
 """
 FAULT = BUS_ERROR.replace("rank3", "rank1")
 
+# What each profile trains: GPUs, steps.
+TRAININGS = {
+    "gpt2-124m": ("GPT-2 124M on FineWeb", 4, 120_000),
+    "resnet50": ("ResNet-50 on ImageNet-1k", 4, 90_000),
+    "vit-b16": ("Vision transformer B/16, ImageNet-1k", 2, 90_000),
+    "bert-mlm": ("BERT base, masked words", 2, 90_000),
+}
+
+PROFILE = """\
+name: {name}
+description: {description} (simulated)
+launcher: python
+script: train.py
+gpus: {gpus}
+min_gpus: 2
+params:
+  batch_size: {{default: {batch_size}, min: 1, help: samples per step and rank}}
+  grad_accum: {{default: 1, min: 1}}
+  steps: {steps}
+  lr: {{default: 0.0006, min: 0, help: peak learning rate}}
+  weight_decay: {{default: 0.1, min: 0}}
+args: --out {{run_dir}} --model {name} --steps {{steps}} --batch-size {{batch_size}} --grad-accum {{grad_accum}} \
+--lr {{lr}} --weight-decay {{weight_decay}}
+metrics: {{source: jsonl, path: "{{run_dir}}/metrics.jsonl"}}
+checkpoints: {{dir: "{{run_dir}}/checkpoints", pattern: "step_*.safetensors", resume: "--resume {{checkpoint}}"}}
+"""
+
 
 class Act(Struct, frozen=True):
     """One attempt.
@@ -139,34 +166,6 @@ STORIES = (
     ),
     Story("resnet50", 55.0, (), (), "bob"),
 )
-
-
-# What each profile trains: GPUs, steps.
-TRAININGS = {
-    "gpt2-124m": ("GPT-2 124M on FineWeb", 4, 120_000),
-    "resnet50": ("ResNet-50 on ImageNet-1k", 4, 90_000),
-    "vit-b16": ("Vision transformer B/16, ImageNet-1k", 2, 90_000),
-    "bert-mlm": ("BERT base, masked words", 2, 90_000),
-}
-
-PROFILE = """\
-name: {name}
-description: {description} (simulated)
-launcher: python
-script: train.py
-gpus: {gpus}
-min_gpus: 2
-params:
-  batch_size: {{default: {batch_size}, min: 1, help: samples per step and rank}}
-  grad_accum: {{default: 1, min: 1}}
-  steps: {steps}
-  lr: {{default: 0.0006, min: 0, help: peak learning rate}}
-  weight_decay: {{default: 0.1, min: 0}}
-args: --out {{run_dir}} --model {name} --steps {{steps}} --batch-size {{batch_size}} --grad-accum {{grad_accum}} \
---lr {{lr}} --weight-decay {{weight_decay}}
-metrics: {{source: jsonl, path: "{{run_dir}}/metrics.jsonl"}}
-checkpoints: {{dir: "{{run_dir}}/checkpoints", pattern: "step_*.safetensors", resume: "--resume {{checkpoint}}"}}
-"""
 
 
 def write_profiles(workspace: Workspace, at: float) -> None:

@@ -8,6 +8,11 @@ from typing import NamedTuple
 from gputui.store.hardware import GpuView
 from gputui.store.runs import Run
 
+SIGNS = {"error": ("✗", "bad"), "warning": ("▲", "warn"), "refusal": ("▲", "warn"), "info": ("·", "accent")}
+"""Glyph and style of an alert or a message by its severity; a refusal says why a key does nothing now."""
+SEVERITY_STYLES = {"info": "text", "warning": "warn", "error": "bad"}
+SEVERITY_GLYPHS = {"info": " ", "warning": "▲", "error": "✗"}
+
 
 class Sign(NamedTuple):
     """The appearance of a state."""
@@ -39,11 +44,6 @@ STUDY_SIGNS = {
     "failed": RUN_SIGNS["failed"],
     "unknown": UNKNOWN_SIGN,
 }
-
-SIGNS = {"error": ("✗", "bad"), "warning": ("▲", "warn"), "refusal": ("▲", "warn"), "info": ("·", "accent")}
-"""Glyph and style of an alert or a message by its severity; a refusal says why a key does nothing now."""
-SEVERITY_STYLES = {"info": "text", "warning": "warn", "error": "bad"}
-SEVERITY_GLYPHS = {"info": " ", "warning": "▲", "error": "✗"}
 
 
 def run_sign(state: str) -> Sign:

@@ -23,6 +23,11 @@ from gputui.runs.executors.remote_runner import python_of
 DEFAULT_TOKEN = "~/.ray/auth_token"  # noqa: S105 - a path
 CALL_SECONDS = 20.0  # a dashboard under load answers in seconds
 
+SENT = "_gputui"
+"""The folder in a sent package of files other than the user's code."""
+# Ray gives a job 3 s between its SIGTERM and SIGKILL unless configured otherwise.
+STOP_MARGIN_SECONDS = 20
+
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
     """Refuses redirects, so that the token is sent to the target's address only."""
@@ -139,12 +144,6 @@ class JobsApi:
         if answer.status == 200:
             return answer.body.decode("utf-8", "replace")
         return None
-
-
-SENT = "_gputui"
-"""The folder in a sent package of files other than the user's code."""
-# Ray gives a job 3 s between its SIGTERM and SIGKILL unless configured otherwise.
-STOP_MARGIN_SECONDS = 20
 
 
 def submission_id(plan: Mapping[str, Any], token: str) -> str:

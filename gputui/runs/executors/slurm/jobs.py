@@ -16,6 +16,33 @@ from gputui.runs.executors.remote_runner import python_of
 
 WARN_SECONDS = 120  # most checkpoints are written within it
 
+# Fields of squeue since release 22.05, those of QueuedJob; its times as UTC unix seconds; and fields
+# of sacct.
+SQUEUE_TIMES = "SLURM_TIME_FORMAT=%s"
+SQUEUE_FORMAT = "--format=%i|%T|%r|%S|%N|%e|%k"
+SACCT_FORMAT = "--format=JobIDRaw,State,NodeList"
+
+# The states of a living job; in all others it waits.
+_STATES = {
+    "CONFIGURING": "configuring",
+    **dict.fromkeys(("RUNNING", "SIGNALING", "RESIZING"), "running"),
+    **dict.fromkeys(("SUSPENDED", "STOPPED"), "suspended"),
+    **dict.fromkeys(("STAGE_OUT", "COMPLETING"), "ending"),
+    **dict.fromkeys(("REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT"), "requeued"),
+}
+_ENDED_BY: dict[str, EndedBy | None] = {
+    "COMPLETED": None,
+    "FAILED": None,
+    "PREEMPTED": "preempted",
+    "TIMEOUT": "time_limit",
+    "DEADLINE": "time_limit",
+    "NODE_FAIL": "node_fail",
+    "BOOT_FAIL": "node_fail",
+    "OUT_OF_MEMORY": "host_oom",
+    "CANCELLED": "cancelled",
+    "REVOKED": "cancelled",
+}
+
 
 def job_name(run_id: str, attempt: int) -> str:
     """The attempt's job name in squeue."""
@@ -88,33 +115,6 @@ def _quoted(text: str) -> str:
 
 
 # --- what Slurm answers -----------------------------------------------------------------------------------------------
-
-# Fields of squeue since release 22.05, those of QueuedJob; its times as UTC unix seconds; and fields
-# of sacct.
-SQUEUE_TIMES = "SLURM_TIME_FORMAT=%s"
-SQUEUE_FORMAT = "--format=%i|%T|%r|%S|%N|%e|%k"
-SACCT_FORMAT = "--format=JobIDRaw,State,NodeList"
-
-# The states of a living job; in all others it waits.
-_STATES = {
-    "CONFIGURING": "configuring",
-    **dict.fromkeys(("RUNNING", "SIGNALING", "RESIZING"), "running"),
-    **dict.fromkeys(("SUSPENDED", "STOPPED"), "suspended"),
-    **dict.fromkeys(("STAGE_OUT", "COMPLETING"), "ending"),
-    **dict.fromkeys(("REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT"), "requeued"),
-}
-_ENDED_BY: dict[str, EndedBy | None] = {
-    "COMPLETED": None,
-    "FAILED": None,
-    "PREEMPTED": "preempted",
-    "TIMEOUT": "time_limit",
-    "DEADLINE": "time_limit",
-    "NODE_FAIL": "node_fail",
-    "BOOT_FAIL": "node_fail",
-    "OUT_OF_MEMORY": "host_oom",
-    "CANCELLED": "cancelled",
-    "REVOKED": "cancelled",
-}
 
 
 class QueuedJob(NamedTuple):

@@ -29,6 +29,9 @@ TORCH = (
 )
 GPUS = ("bash", "-lc", "gputui gpus --json")
 
+_UNKNOWN = "which GPUs are free is unknown"
+_REMEDY = "try gputui gpus there"
+
 
 class SshExecutor(RunnerExecutor):
     """Attempts on another machine of the user, over SSH."""
@@ -100,10 +103,6 @@ def check_environment(shell: TargetShell, target: Mapping[str, Any]) -> Iterator
     torch = shell.call([*setup, python, "-c", TORCH], seconds=60.0)
     text = last_line(torch.output) if torch.code == 0 else f"none: {torch.words}"
     yield graded("torch", text, remedy, warns=torch.code != 0)
-
-
-_UNKNOWN = "which GPUs are free is unknown"
-_REMEDY = "try gputui gpus there"
 
 
 def judge_gpus(done: CommandResult) -> CheckResult:

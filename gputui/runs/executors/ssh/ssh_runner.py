@@ -25,6 +25,12 @@ MAKE = (
     'cd "$1" && pwd -P'
 )
 
+# In a list of commands a shell would stay behind the job, and the connection with it.
+START = (
+    'umask 077; cd "$1" || exit; '
+    'setsid nohup flock -n start.lock bash "$1/job.sh" >> job.log 2>&1 < /dev/null & sleep 0.2'
+)
+
 
 def remove_run_folder(folder: Path, target: Mapping[str, Any]) -> None:
     """Remove a run's folder there, which the records of its attempts in ``folder`` name. Raises
@@ -138,13 +144,6 @@ class SshMirror(MirrorRunner):
     def drain(self) -> None:
         while self.answer is None or self.answer["grown"]:
             self.ask()
-
-
-# In a list of commands a shell would stay behind the job, and the connection with it.
-START = (
-    'umask 077; cd "$1" || exit; '
-    'setsid nohup flock -n start.lock bash "$1/job.sh" >> job.log 2>&1 < /dev/null & sleep 0.2'
-)
 
 
 def job_script(plan: Mapping[str, Any], folder: str, claim: str) -> str:

@@ -49,6 +49,16 @@ _GAP: Span = ("   ", "text")
 
 # --- the footer
 
+_SHELL_COMMANDS = (
+    ("gputui (?:study )?resume", "rerun", " (resume)"),
+    ("gputui restart", "rerun", " (restart)"),
+    ("gputui study extend", "rerun", " (extend)"),
+    ("gputui stop", "stop", ""),
+    ("gputui queue resume", "queue_toggle", ""),
+    ("gputui gpus --clear", "clear_gpu", ""),
+)
+"""Commands that the agent's sentences name, the action that does the same here, and the choice in its menu."""
+
 
 def key_spans(keys: Sequence[FooterKey], *, is_ascii: bool) -> Line:
     """``y yes  ↵ n no``."""
@@ -174,17 +184,6 @@ def message_lines(text: str, kind: str, width: int) -> list[Line]:
         lines.append(fit_parts([[(f" {mark} ", style), (part, style)]], width))
         mark = " "
     return lines
-
-
-_SHELL_COMMANDS = (
-    ("gputui (?:study )?resume", "rerun", " (resume)"),
-    ("gputui restart", "rerun", " (restart)"),
-    ("gputui study extend", "rerun", " (extend)"),
-    ("gputui stop", "stop", ""),
-    ("gputui queue resume", "queue_toggle", ""),
-    ("gputui gpus --clear", "clear_gpu", ""),
-)
-"""Commands that the agent's sentences name, the action that does the same here, and the choice in its menu."""
 
 
 def with_keys(text: str, context: Context, where: str = "") -> str:

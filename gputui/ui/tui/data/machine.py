@@ -34,6 +34,19 @@ GPU_BUCKETS = 120  # about two for each column of a chart
 
 EVENTS_OF_A_GPU = 40  # more than a screen has lines for
 
+MOST_RESOLVED = 200  # more than anybody scrolls through
+
+LEAST_BYTES = 1 << 20
+"""Least free space that the database needs for a transaction and its log."""
+
+SILENT_SECONDS = 3.0
+"""An agent that can write stores a heartbeat within its interval plus this."""
+
+_AFTER_SAMPLE = 1e-3
+"""Buckets exclude their end; so many seconds later they include a sample taken at the very moment."""
+
+_BUCKET_SECONDS = HISTORY_SECONDS / HISTORY_BUCKETS
+
 
 class StoreReading(NamedTuple):
     """One read of the store.
@@ -110,19 +123,9 @@ class GpuPageReader:
         )
 
 
-MOST_RESOLVED = 200  # more than anybody scrolls through
-
-
 def resolved_alerts(connection: sqlite3.Connection, at: float | None = None) -> tuple[AlertView, ...]:
     """The newest resolved alerts now, or at a past moment. Raises sqlite3.Error."""
     return tuple(alerts.cleared(connection, MOST_RESOLVED, at))
-
-
-LEAST_BYTES = 1 << 20
-"""Least free space that the database needs for a transaction and its log."""
-
-SILENT_SECONDS = 3.0
-"""An agent that can write stores a heartbeat within its interval plus this."""
 
 
 def full_disk_words(state: Path, agent: AgentView | None, now: float) -> str | None:
@@ -154,11 +157,6 @@ def unsent_words(connection: sqlite3.Connection) -> str | None:
     who = ", ".join(dict.fromkeys(message.label for message in waiting))
     return f"{count} to {who} cannot be sent since {since}: {problems[waiting[0].recipient]}. It is tried again."
 
-
-_AFTER_SAMPLE = 1e-3
-"""Buckets exclude their end; so many seconds later they include a sample taken at the very moment."""
-
-_BUCKET_SECONDS = HISTORY_SECONDS / HISTORY_BUCKETS
 
 Histories = tuple[Mapping[str, GpuHistory], HostHistory | None]
 """The short histories of the GPUs, by their UUIDs, and of the host."""

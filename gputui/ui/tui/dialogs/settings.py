@@ -13,6 +13,8 @@ from gputui.ui.tui.widgets.dialog import Content, Dialog
 
 HELP_LINES = 2  # the longest help
 
+_REFRESH_SECONDS = (0.25, 0.5, 1.0, 2.0, 5.0, 10.0)
+
 
 class SettingItem(NamedTuple):
     """A setting with its possible values in order."""
@@ -33,8 +35,6 @@ class SettingItem(NamedTuple):
             return f"{value:g} s"
         return str(value)
 
-
-_REFRESH_SECONDS = (0.25, 0.5, 1.0, 2.0, 5.0, 10.0)
 
 ITEMS = tuple(
     SettingItem(name, label, help_text, values_of(name) or _REFRESH_SECONDS)

@@ -13,6 +13,10 @@ from gputui.metrics.draw.glyphs import sparkline
 
 History = Sequence[float | None]
 
+EASE = 1 / 3
+"""Exponent of `ease_losses`: a training that falls by nine tenths in its first tenth still descends over all of its
+cells."""
+
 
 def merge_histories(histories: Sequence[History], combine: Callable[[list[float]], float]) -> list[float | None]:
     """Several histories as one: what ``combine`` makes of the known values of each bucket."""
@@ -54,11 +58,6 @@ def time_bins(history: History, span_seconds: float, unit_seconds: float = 60.0)
 def newest_value(history: History) -> float | None:
     """The last known value."""
     return next((value for value in reversed(history) if value is not None), None)
-
-
-EASE = 1 / 3
-"""Exponent of `ease_losses`: a training that falls by nine tenths in its first tenth still descends over all of its
-cells."""
 
 
 def ease_losses(losses: History) -> tuple[float | None, ...]:

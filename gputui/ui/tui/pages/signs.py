@@ -14,6 +14,21 @@ from gputui.ui.tui.pages.overview.gpu_cells import FULL_PERCENT, LOAD_STEPS
 from gputui.ui.tui.pages.study.view import TRIAL_SIGNS
 from gputui.ui.views.words import PRUNED_SIGN, RUN_SIGNS, SIGNS, Sign
 
+_WAIT_WORDS = f"share of a step spent waiting for data, marked from {WAITING_FRACTION * 100:.0f} %"
+_RANK_WAIT = Sign("DATA WAIT", _WAIT_WORDS, "warn")
+_RESTARTS = Sign("↻2", "restarts so far", "warn")
+_RUNS = [*RUN_SIGNS.values(), PRUNED_SIGN, _RESTARTS, Sign("▲", "no progress for longer than usual", "warn")]
+
+_CHARTS = [
+    Sign(glyphs.MARKER, "restart (↻2), incident or alert", MARKER_STYLES["restart"]),
+    Sign(glyphs.NOTCH, "checkpoint", MARKER_STYLES["checkpoint"]),
+    Sign(glyphs.NAN, "NaN", "bad"),
+    Sign(f"{glyphs.ABOVE} {glyphs.BELOW}", "infinite, or outside a logarithmic axis", "bad"),
+    Sign("grey", "steps that a later attempt repeated", "dim"),
+]
+_BEST = Sign("★", "best value", "good")
+_TIME_LINE = [Sign(glyph, f"on the time line: {kind}", style) for kind, (glyph, style) in TICKS.items()]
+
 
 def _load_signs() -> list[Sign]:
     """The colours of a load, each with the percentages of utilisation and memory that it stands for."""
@@ -28,10 +43,6 @@ def _load_signs() -> list[Sign]:
     return [*colours, Sign(glyphs.BAR * 2, f"memory above {FULL_PERCENT:.0f} %", "warn")]
 
 
-_WAIT_WORDS = f"share of a step spent waiting for data, marked from {WAITING_FRACTION * 100:.0f} %"
-_RANK_WAIT = Sign("DATA WAIT", _WAIT_WORDS, "warn")
-_RESTARTS = Sign("↻2", "restarts so far", "warn")
-_RUNS = [*RUN_SIGNS.values(), PRUNED_SIGN, _RESTARTS, Sign("▲", "no progress for longer than usual", "warn")]
 _GPUS = [
     *_load_signs(),
     Sign(glyphs.BAR_HALF, "half a cell of a bar", "load.1"),
@@ -46,15 +57,6 @@ _GPUS = [
     Sign("–", "not reported", "dim"),
     _RANK_WAIT,
 ]
-_CHARTS = [
-    Sign(glyphs.MARKER, "restart (↻2), incident or alert", MARKER_STYLES["restart"]),
-    Sign(glyphs.NOTCH, "checkpoint", MARKER_STYLES["checkpoint"]),
-    Sign(glyphs.NAN, "NaN", "bad"),
-    Sign(f"{glyphs.ABOVE} {glyphs.BELOW}", "infinite, or outside a logarithmic axis", "bad"),
-    Sign("grey", "steps that a later attempt repeated", "dim"),
-]
-_BEST = Sign("★", "best value", "good")
-_TIME_LINE = [Sign(glyph, f"on the time line: {kind}", style) for kind, (glyph, style) in TICKS.items()]
 
 PAGE_SIGNS: Mapping[Scope, list[Sign]] = {
     "overview": [

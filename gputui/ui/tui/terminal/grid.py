@@ -32,6 +32,12 @@ _AGREED_WIDE = (
     ("\U00020000", "\U0003fffd"),
 )
 
+_RESET = "\x1b[m"
+_ERASE = "\x1b[m\x1b[2J"
+
+_LONGEST_GAP = 5
+"""Most unchanged cells between two changed ones that may be cheaper to write again than to skip."""
+
 
 def cells_of(text: str) -> Sequence[str]:
     """The cells of one piece of a line."""
@@ -74,13 +80,6 @@ def _cluster_cells(cluster: str, width: int) -> list[str]:
         return [" "] * width
     marks = "".join(mark for mark in text[1:] if unicodedata.category(mark)[0] == "M")
     return [base + marks, *([""] * (base_width - 1)), *([" "] * (width - base_width))]
-
-
-_RESET = "\x1b[m"
-_ERASE = "\x1b[m\x1b[2J"
-
-_LONGEST_GAP = 5
-"""Most unchanged cells between two changed ones that may be cheaper to write again than to skip."""
 
 
 class CellGrid:

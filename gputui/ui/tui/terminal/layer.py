@@ -41,6 +41,40 @@ QUESTIONS_WITHOUT_ANSWER = 3
 FORGET_SECONDS = 5.0
 """How long a measured lag is shown."""
 
+PRIVATE_NAMES: Final = {
+    "app": (
+        "_batch_count",
+        "_closed",
+        "_display",
+        "_driver",
+        "_handle_exception",
+        "_running",
+        "_size",
+        "_sync_available",
+    ),
+    "driver": ("_writer_thread",),
+    "writer": ("_queue",),
+}
+"""Private attributes this module relies on, beside the two update classes of the compositor."""
+
+PAINT_SECONDS: Final = 1 / 250
+"""Least time between two paints. Textual's 1/60 s would delay what a key changes, twice where a page opens."""
+
+_SYNC_START = "\x1b[?2026h"
+_SYNC_END = "\x1b[?2026l"
+_SYNC_FROM_BYTES = 1000
+"""Smaller frames arrive whole anyway; the 16 bytes around them are saved."""
+
+_FIRST_RETRY_SECONDS = 0.01
+_LONGEST_RETRY_SECONDS = 0.08
+
+_COLOR_SYSTEMS: Final = {
+    "standard": ColorSystem.STANDARD,
+    "256": ColorSystem.EIGHT_BIT,
+    "truecolor": ColorSystem.TRUECOLOR,
+    "windows": ColorSystem.WINDOWS,
+}
+
 
 class TerminalLink:
     """The lag of one terminal, measured by its own answers. Times are monotonic seconds.
@@ -126,41 +160,8 @@ class TerminalLink:
 
 ReturnType = TypeVar("ReturnType")
 
-PRIVATE_NAMES: Final = {
-    "app": (
-        "_batch_count",
-        "_closed",
-        "_display",
-        "_driver",
-        "_handle_exception",
-        "_running",
-        "_size",
-        "_sync_available",
-    ),
-    "driver": ("_writer_thread",),
-    "writer": ("_queue",),
-}
-"""Private attributes this module relies on, beside the two update classes of the compositor."""
-
-PAINT_SECONDS: Final = 1 / 250
-"""Least time between two paints. Textual's 1/60 s would delay what a key changes, twice where a page opens."""
 
 setattr(textual.screen, "UPDATE_PERIOD", PAINT_SECONDS)  # noqa: B010 - declared Final
-
-_SYNC_START = "\x1b[?2026h"
-_SYNC_END = "\x1b[?2026l"
-_SYNC_FROM_BYTES = 1000
-"""Smaller frames arrive whole anyway; the 16 bytes around them are saved."""
-
-_FIRST_RETRY_SECONDS = 0.01
-_LONGEST_RETRY_SECONDS = 0.08
-
-_COLOR_SYSTEMS: Final = {
-    "standard": ColorSystem.STANDARD,
-    "256": ColorSystem.EIGHT_BIT,
-    "truecolor": ColorSystem.TRUECOLOR,
-    "windows": ColorSystem.WINDOWS,
-}
 
 
 class DisplayLayer(App[ReturnType]):

@@ -19,6 +19,33 @@ from gputui.ui.tui.theme.looks import LOOKS, SELECTED, Look
 FAINT: Final = ("dim", "rule", "track")
 """Roles that are faint in a theme without a colour for them."""
 
+# ANSI has the terminal's own sixteen colours: they cost the fewest bytes, follow the user's theme, and survive a
+# terminal that knows no more. Of the others, the contrast of each text to its background, and to that of the row under
+# the cursor, is at least 4.5 : 1 (WCAG 2.2, success criterion 1.4.3). The last column has the colours of Okabe and Ito
+# ("Color Universal Design", 2008), the darker ones lightened; no state is shown by red against green only.
+_COLUMNS = ("ansi", "dark", "light", "colour-blind")
+_COLOURS: Mapping[str, tuple[str | None, ...]] = {
+    "text": (None, "#d7dce2", "#1c2024", "#d7dce2"),
+    "dim": (None, "#9aa3ad", "#5a626b", "#9aa3ad"),
+    "rule": (None, "#5b6672", "#a3abb3", "#5b6672"),
+    "track": (None, "#39424c", "#cdd3d9", "#39424c"),
+    "history": ("cyan", "#3f9dbd", "#4d90ac", "#4289b3"),
+    "good": ("green", "#5fd787", "#006b2d", "#56b4e9"),
+    "warn": ("yellow", "#ffd75f", "#7a5200", "#f0e442"),
+    "bad": ("red", "#ff6b6b", "#b3001b", "#ff7a33"),
+    "accent": ("cyan", "#5fd7ff", "#005f87", "#56b4e9"),
+    "second": ("magenta", "#b69cff", "#6a3fb5", "#e2a3c7"),
+    # Those for a light background and for the colour-blind were found by a search for the largest least difference
+    # (CIEDE2000) of any two, also as seen without the receptors for red or for green (Viénot 1999), from each other,
+    # from the text and from the colours of states; the dark ones are clearer hues near those.
+    "series.0": ("cyan", "#5fd7ff", "#005f87", "#5fd7ff"),
+    "series.1": ("magenta", "#ff9f43", "#6f3100", "#eb8f30"),
+    "series.2": ("bright_green", "#ff8fd0", "#9700e6", "#e8c1c3"),
+    "series.3": ("bright_blue", "#9d8cff", "#bd004c", "#a98fef"),
+    "series.4": ("bright_yellow", "#dcf587", "#291438", "#d3f26a"),
+    "series.5": ("bright_magenta", "#2db57f", "#193424", "#56ae8b"),
+}
+
 
 class Theme(Struct, frozen=True):
     """A set of colours.
@@ -67,34 +94,6 @@ class Theme(Struct, frozen=True):
     def styles(self) -> Mapping[str, Style]:
         """Every key's style."""
         return {key: self.style(key) for key in (*LOOKS, *(key + SELECTED for key in LOOKS))}
-
-
-# ANSI has the terminal's own sixteen colours: they cost the fewest bytes, follow the user's theme, and survive a
-# terminal that knows no more. Of the others, the contrast of each text to its background, and to that of the row under
-# the cursor, is at least 4.5 : 1 (WCAG 2.2, success criterion 1.4.3). The last column has the colours of Okabe and Ito
-# ("Color Universal Design", 2008), the darker ones lightened; no state is shown by red against green only.
-_COLUMNS = ("ansi", "dark", "light", "colour-blind")
-_COLOURS: Mapping[str, tuple[str | None, ...]] = {
-    "text": (None, "#d7dce2", "#1c2024", "#d7dce2"),
-    "dim": (None, "#9aa3ad", "#5a626b", "#9aa3ad"),
-    "rule": (None, "#5b6672", "#a3abb3", "#5b6672"),
-    "track": (None, "#39424c", "#cdd3d9", "#39424c"),
-    "history": ("cyan", "#3f9dbd", "#4d90ac", "#4289b3"),
-    "good": ("green", "#5fd787", "#006b2d", "#56b4e9"),
-    "warn": ("yellow", "#ffd75f", "#7a5200", "#f0e442"),
-    "bad": ("red", "#ff6b6b", "#b3001b", "#ff7a33"),
-    "accent": ("cyan", "#5fd7ff", "#005f87", "#56b4e9"),
-    "second": ("magenta", "#b69cff", "#6a3fb5", "#e2a3c7"),
-    # Those for a light background and for the colour-blind were found by a search for the largest least difference
-    # (CIEDE2000) of any two, also as seen without the receptors for red or for green (Viénot 1999), from each other,
-    # from the text and from the colours of states; the dark ones are clearer hues near those.
-    "series.0": ("cyan", "#5fd7ff", "#005f87", "#5fd7ff"),
-    "series.1": ("magenta", "#ff9f43", "#6f3100", "#eb8f30"),
-    "series.2": ("bright_green", "#ff8fd0", "#9700e6", "#e8c1c3"),
-    "series.3": ("bright_blue", "#9d8cff", "#bd004c", "#a98fef"),
-    "series.4": ("bright_yellow", "#dcf587", "#291438", "#d3f26a"),
-    "series.5": ("bright_magenta", "#2db57f", "#193424", "#56ae8b"),
-}
 
 
 def _colours(theme: str) -> dict[str, str]:

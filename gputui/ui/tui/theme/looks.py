@@ -7,6 +7,9 @@ from typing import Final
 
 from msgspec import Struct
 
+SELECTED = "@"
+"""Suffix of a key in the row under the cursor."""
+
 
 class Look(Struct, frozen=True):
     """The role and the attributes of a style key."""
@@ -16,9 +19,6 @@ class Look(Struct, frozen=True):
     underline: bool = False
     reverse: bool = False
 
-
-SELECTED = "@"
-"""Suffix of a key in the row under the cursor."""
 
 LOOKS: Final[Mapping[str, Look]] = {
     "text": Look(),

@@ -35,6 +35,9 @@ WHEEL_LINES = 3  # as terminals and browsers scroll
 
 Result = TypeVar("Result")
 
+NARROW = 100
+"""Below this width the trail of pages has only the overview, or an ellipsis."""
+
 
 class Copyable(NamedTuple):
     """Something to copy: what it is, as in "Copied …", and its text."""
@@ -65,10 +68,6 @@ class Choice(NamedTuple):
     kind: str = "other"
     after: str = ""
     also: str = ""
-
-
-NARROW = 100
-"""Below this width the trail of pages has only the overview, or an ellipsis."""
 
 
 class ActionScreen(Screen[None]):

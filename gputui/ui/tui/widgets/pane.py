@@ -23,6 +23,8 @@ from gputui.ui.tui.theme.colors import styles_of
 REGIONS_AT_ONCE = 6
 """More changed lines than this are repainted together with those in between."""
 
+REDRAW_SECONDS = 0.9  # a little less than the second between readings of curves
+
 
 class Pane(Widget):
     """Lines in a fixed place. It repaints only when `show` gives it other lines.
@@ -126,9 +128,6 @@ class Area(Container):
     """A place for panes. ``BLANK``: Textual neither renders the lines below them nor keeps those of closed pages."""
 
     BLANK = True
-
-
-REDRAW_SECONDS = 0.9  # a little less than the second between readings of curves
 
 
 class SlowPane(Pane):

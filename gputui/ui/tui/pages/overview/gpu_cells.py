@@ -37,17 +37,16 @@ WIDE = 150
 LOAD_STEPS = {"load": (10.0, 75.0), "memory": (10.0, 80.0)}
 """Percent from which a GPU, or its memory, counts as used, and as full: as nvitop has them."""
 
+WHO_LEAST = 18
+WHO_MOST = 60
+"""Cells of the column that says whose a GPU is."""
+
 
 def load_style(kind: str, load: float) -> str:
     """The style of a ``load`` in percent: one of three steps, or a warning of full memory."""
     if kind == "memory" and load > FULL_PERCENT:
         return "warn"
     return f"{kind}.{sum(load >= step for step in LOAD_STEPS[kind])}"
-
-
-WHO_LEAST = 18
-WHO_MOST = 60
-"""Cells of the column that says whose a GPU is."""
 
 
 def _dash(width: int) -> list[Span]:

@@ -44,6 +44,12 @@ from gputui.ui.views.run_words import (
 from gputui.ui.views.snapshot import RunRow, Snapshot, StudyRow
 from gputui.ui.views.words import RUN_SIGNS, STUDY_SIGNS, run_sign
 
+_LEAST_NAME = 13
+_GAP_OF_NAME = 1
+
+_FITTED = ("GPUS", "LOST", "PROFILE")
+"""The columns that only runs which are not over have, and whose cells differ in length."""
+
 
 class RunsState(ListState, frozen=True):
     """The table's list with the marked runs, and whether arrow keys move in it."""
@@ -417,13 +423,6 @@ def _labels(row: _TableRow, width: int) -> list[Span]:
     if tags:
         note = f" {note}"
     return [(tags, "label"), (note, "dim")]
-
-
-_LEAST_NAME = 13
-_GAP_OF_NAME = 1
-
-_FITTED = ("GPUS", "LOST", "PROFILE")
-"""The columns that only runs which are not over have, and whose cells differ in length."""
 
 
 def _columns(entries: Sequence[Entry], snapshot: Snapshot, state: RunsState, width: int) -> list[Column[_TableRow]]:

@@ -37,6 +37,9 @@ LEAST_LINES = 4
 _RULE_CELLS = 6
 """Cells of a heading beside its title and note."""
 
+MOST_VALUES = 3
+"""Values of a parameter over a run, of which more would not fit beside its name."""
+
 
 class SideSection(Struct, frozen=True):
     """A section as lines.
@@ -150,10 +153,6 @@ def share_lines(needs: Mapping[str, int], focus: str, height: int) -> dict[str, 
 
 
 # --- parameters
-
-
-MOST_VALUES = 3
-"""Values of a parameter over a run, of which more would not fit beside its name."""
 
 
 def parameter_lines(page: RunPage, now: float, width: int) -> list[Line]:
