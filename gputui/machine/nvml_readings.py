@@ -100,31 +100,31 @@ class Gpu:
         power = self._power_watts(calls)
         if with_clocks:
             self._read_sm_clock(calls)
-        reasons = self.throttle_reasons
-        sample = GpuSample(
+        changes: dict[str, Any] = {}
+        if utilization is not None:
+            changes["utilization_percent"] = _percent(utilization.gpu)
+            changes["memory_utilization_percent"] = _percent(utilization.memory)
+        if memory is not None:
+            changes["memory_total_bytes"] = memory.total
+            changes["memory_used_bytes"] = memory.used
+            changes["memory_reserved_bytes"] = memory.reserved
+        if self.throttle_reasons is not None:
+            changes["throttle_reasons"] = throttle_words(self.throttle_reasons)
+        has_own_memory = memory is not None and not isinstance(memory, UnifiedMemory)
+        has_sensors = utilization is not None or temperature is not None or power is not None
+        error = calls.last_error.get(uuid)
+        if error and not has_own_memory and not has_sensors:
+            changes |= {"state": "error", "detail": error}
+        return GpuSample(
             uuid=uuid,
+            temperature_celsius=_as_float(temperature),
             power_watts=power,
             power_limit_watts=self.power_limit_watts,
             sm_clock_mhz=self.sm_clock_mhz,
             memory_clock_mhz=self.memory_clock_mhz,
             performance_state=self.performance_state,
+            **changes,
         )
-        if utilization is not None:
-            busy = _percent(utilization.gpu)
-            memory_busy = _percent(utilization.memory)
-            sample = replace(sample, utilization_percent=busy, memory_utilization_percent=memory_busy)
-        if memory is not None:
-            sizes = {"memory_used_bytes": memory.used, "memory_reserved_bytes": memory.reserved}
-            sample = replace(sample, memory_total_bytes=memory.total, **sizes)
-        if temperature is not None:
-            sample = replace(sample, temperature_celsius=float(temperature))
-        if reasons is not None:
-            sample = replace(sample, throttle_reasons=throttle_words(reasons))
-        has_own_memory = memory is not None and not isinstance(memory, UnifiedMemory)
-        is_silent = utilization is None and temperature is None and power is None and not has_own_memory
-        if is_silent and (error := calls.last_error.get(uuid)):
-            return replace(sample, state="error", detail=error)
-        return sample
 
     def read_slow(self, calls: Calls) -> GpuSlowSample:
         """Raises GpuGoneError, DriverGoneError."""

@@ -28,17 +28,7 @@ class CrossFinding(Struct, frozen=True):
 
 def cross_check(data: Mapping[str, Any]) -> Iterator[CrossFinding]:
     """Find problems between keys, in the raw mapping: single values may be wrong."""
-    programs = [key for key in ("script", "module", "command") if key in data]
-    usual: Launcher = FOR_RANKS
-    if programs == ["command"]:
-        usual = FOR_COMMAND
-    launcher = LAUNCHERS.get(str(data.get("launcher", usual.name)))
-    if not programs:
-        yield CrossFinding((), "one of script, module or command is needed")
-    for extra in programs[1:]:
-        yield CrossFinding((extra,), f"give {programs[0]} or {extra}, not both")
-    if launcher is not None:
-        yield from _check_launcher(launcher, programs, data)
+    yield from _check_programs(data)
     for name in _mapping(data, "gates"):
         if name not in GATE_THRESHOLDS:
             yield CrossFinding(("gates", name), *not_one_of("gate", name, GATE_THRESHOLDS))
@@ -49,12 +39,22 @@ def cross_check(data: Mapping[str, Any]) -> Iterator[CrossFinding]:
     if isinstance(gpus, float) and ranks not in (1, "gpus"):
         yield CrossFinding(("nproc",), f"{ranks} processes do not share {gpus:g} of a GPU; write nproc: 1")
     yield from _check_phases(data)
-    params = _mapping(data, "params")
-    for role, name in _mapping(data, "roles").items():
-        if role not in ROLE_NAMES:
-            yield CrossFinding(("roles", role), *not_one_of("role", role, ROLE_NAMES))
-        elif isinstance(name, str) and name not in params:
-            yield CrossFinding(("roles", role), f"{name} is not a parameter", nearest(name, list(params)))
+    yield from _check_roles(data)
+
+
+def _check_programs(data: Mapping[str, Any]) -> Iterator[CrossFinding]:
+    """One program is needed, and it must suit the launcher."""
+    programs = [key for key in ("script", "module", "command") if key in data]
+    if not programs:
+        yield CrossFinding((), "one of script, module or command is needed")
+    for extra in programs[1:]:
+        yield CrossFinding((extra,), f"give {programs[0]} or {extra}, not both")
+    usual: Launcher = FOR_RANKS
+    if programs == ["command"]:
+        usual = FOR_COMMAND
+    launcher = LAUNCHERS.get(str(data.get("launcher", usual.name)))
+    if launcher is not None:
+        yield from _check_launcher(launcher, programs, data)
 
 
 def _check_launcher(launcher: Launcher, programs: Sequence[str], data: Mapping[str, Any]) -> Iterator[CrossFinding]:
@@ -87,24 +87,30 @@ def _check_sinks(sinks: object) -> Iterator[CrossFinding]:
             yield CrossFinding(place, problem)
 
 
-_PLACE_WORDS = {True: "an address", False: "a path"}
-"""A sink's place, by whether it is an address."""
-
-
 def _target_problem(name: Format, target: object) -> str | None:
-    has_address = FORMATS[name].is_address
+    """What is wrong with a sink's target; None if nothing is."""
     if target is None:
         if FORMATS[name].place is not None:
             return None
         return f"needs its address: {name}: sqlite:////path/{name}.db, or a server's http://…"
-    if not isinstance(target, str) or not target or "\0" in target:
-        return f"expected {_PLACE_WORDS[has_address]} as text"
-    if has_address and "://" not in target:
-        return f"expected an address such as sqlite:////path/{name}.db or http://127.0.0.1:5000"
-    if has_address and target.startswith("sqlite:///") and not target.startswith("sqlite:////"):
-        return "the path of the database is relative; sqlite: takes four slashes before a full path"
-    if not has_address and f"{{{RUN_ID}}}" not in target and "{run_dir}" not in target:
+    is_text = isinstance(target, str) and target != "" and "\0" not in target
+    if FORMATS[name].is_address:
+        if not is_text:
+            return "expected an address as text"
+        return _address_problem(name, str(target))
+    if not is_text:
+        return "expected a path as text"
+    if f"{{{RUN_ID}}}" not in str(target) and "{run_dir}" not in str(target):
         return f"every run would write to the same place; add {{{RUN_ID}}} to it"
+    return None
+
+
+def _address_problem(name: Format, address: str) -> str | None:
+    """What is wrong with a sink's address; None if nothing is."""
+    if "://" not in address:
+        return f"expected an address such as sqlite:////path/{name}.db or http://127.0.0.1:5000"
+    if address.startswith("sqlite:///") and not address.startswith("sqlite:////"):
+        return "the path of the database is relative; sqlite: takes four slashes before a full path"
     return None
 
 
@@ -128,23 +134,35 @@ def _check_phases(data: Mapping[str, Any]) -> Iterator[CrossFinding]:
     if phases and "checkpoints" not in data:
         yield CrossFinding(("phases",), "each phase continues from a checkpoint; give checkpoints, too")
     params = _mapping(data, "params")
-    before = 0
+    end_before = 0
     for number, phase in enumerate(phases):
         end = phase.get("until")
         if end is None and number < len(phases) - 1:
             yield CrossFinding(("phases", number), "only the last phase may leave out until")
-        elif isinstance(end, int) and end <= before:
-            yield CrossFinding(("phases", number, "until"), f"is not behind the phase before, which ends at {before}")
+        elif isinstance(end, int) and end <= end_before:
+            yield CrossFinding(
+                ("phases", number, "until"), f"is not behind the phase before, which ends at {end_before}"
+            )
         if isinstance(end, int):
-            before = end
-        changed = _mapping(phase, "params")
-        for name in changed:
-            if redact_params({name: changed[name]}) != {name: changed[name]}:
+            end_before = end
+        for name, value in _mapping(phase, "params").items():
+            changed = {name: value}
+            if redact_params(changed) != changed:
                 problem = f"{name} is a secret, which is not stored; give it in params, for all phases"
                 yield CrossFinding(("phases", number, "params", name), problem)
             elif name not in params:
                 meant = nearest(name, list(params))
                 yield CrossFinding(("phases", number, "params", name), f"{name} is not a parameter", meant)
+
+
+def _check_roles(data: Mapping[str, Any]) -> Iterator[CrossFinding]:
+    """A role must exist, and be that of a parameter."""
+    params = _mapping(data, "params")
+    for role, name in _mapping(data, "roles").items():
+        if role not in ROLE_NAMES:
+            yield CrossFinding(("roles", role), *not_one_of("role", role, ROLE_NAMES))
+        elif isinstance(name, str) and name not in params:
+            yield CrossFinding(("roles", role), f"{name} is not a parameter", nearest(name, list(params)))
 
 
 def _mapping(data: Mapping[str, Any], key: str) -> Mapping[Any, Any]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import sqlite3
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from msgspec import Struct
 
@@ -40,71 +40,113 @@ class GpuCounts:
     memory_used_bytes_most: int | None = None
 
 
+class _RowForm(NamedTuple):
+    """How rows of a table tell what a GPU did from ``:begin`` to ``:end``, a part of a stay; in SQL.
+
+    Attributes:
+        mean: The suffix of columns with means.
+        most: The suffix of columns with maxima.
+        weight: The number of samples that a row counts for.
+        overlaps: The condition of rows that count, at least in part.
+        is_in_stay: The condition of rows whose maximum certainly occurred in the stay.
+    """
+
+    mean: str
+    most: str
+    weight: str
+    overlaps: str
+    is_in_stay: str
+
+
+_SAMPLES = _RowForm(
+    mean="", most="", weight="1", overlaps="at >= :begin AND at < :end", is_in_stay="at >= :begin AND at < :end"
+)
+_SPANS = _RowForm(
+    mean="_mean",
+    most="_max",
+    weight="sample_count * (min(at + :seconds, :end) - max(at, :begin)) / :seconds",
+    overlaps="at > :begin - :seconds AND at < :end",
+    is_in_stay="at >= :stay_begin AND at + :seconds <= :stay_end",
+)
+
+
+class _Recorded(NamedTuple):
+    """A table of rows of GPUs, and the time (UTC unix seconds) for which it is asked.
+
+    Attributes:
+        seconds: The length of a row's time, 0.0 for single samples.
+    """
+
+    table: str
+    form: _RowForm
+    seconds: float
+    since: float
+    until: float
+
+
 def gpu_counts(connection: sqlite3.Connection, stays: Iterable[Stay]) -> GpuCounts:
     """Histograms over all stays; each sample counts once. Raises sqlite3.Error."""
     counts = GpuCounts()
     with one_moment(connection):
-        limits = bounds(connection)
+        tables = _tables(connection)
         for stay in stays:
             row = connection.execute("SELECT gpu_id, facts FROM gpus WHERE uuid = ?", (stay.uuid,)).fetchone()
             if row is None:
                 continue
+            gpu_id, facts = row
             # What the whole host has in use is no peak of the GPU.
-            counts_memory = not json_mapping(row[1]).get("memory_is_unified")
-            for table, times in (
-                ("samples", (limits.raw_since, math.inf)),
-                ("minutes", (limits.minutes_since, limits.raw_since)),
-                ("hours", (-math.inf, limits.minutes_since)),
-            ):
-                most = _count(connection, counts, table, gpu_id=row[0], stay=stay, times=times)
+            counts_memory = not json_mapping(facts).get("memory_is_unified")
+            for recorded in tables:
+                most = _count(connection, counts, recorded, gpu_id, stay)
                 if most is not None and counts_memory:
                     counts.memory_used_bytes_most = max(most, counts.memory_used_bytes_most or 0)
     return counts
 
 
+def _tables(connection: sqlite3.Connection) -> Sequence[_Recorded]:
+    """The tables, each for the time that no finer one has."""
+    limits = bounds(connection)
+    minute = float(span_seconds("minutes"))
+    hour = float(span_seconds("hours"))
+    return (
+        _Recorded("gpu_samples", _SAMPLES, seconds=0.0, since=limits.raw_since, until=math.inf),
+        _Recorded("gpu_minutes", _SPANS, seconds=minute, since=limits.minutes_since, until=limits.raw_since),
+        _Recorded("gpu_hours", _SPANS, seconds=hour, since=-math.inf, until=limits.minutes_since),
+    )
+
+
 def _count(
-    connection: sqlite3.Connection,
-    counts: GpuCounts,
-    table: str,
-    gpu_id: int,
-    stay: Stay,
-    times: tuple[float, float],
+    connection: sqlite3.Connection, counts: GpuCounts, recorded: _Recorded, gpu_id: int, stay: Stay
 ) -> int | None:
-    """Add the samples, minutes or hours of a stay between two times; return its largest memory in
-    use. A span that overlaps in part counts in part, and its maximum not at all."""
-    begin = max(stay.begin, times[0])
-    end = min(stay.end, times[1])
+    """Add what a table has of a stay; return its largest memory in use."""
+    begin = max(stay.begin, recorded.since)
+    end = min(stay.end, recorded.until)
     if begin >= end:
         return None
-    mean = ""
-    most = ""
-    weight = "1"
-    whole = "at >= :begin AND at < :end"
-    where = f"FROM gpu_{table} WHERE gpu_id = :gpu_id AND {whole}"
-    seconds = 0.0
-    if table != "samples":
-        mean = "_mean"
-        most = "_max"
-        seconds = float(span_seconds(table))
-        weight = "sample_count * (min(at + :seconds, :end) - max(at, :begin)) / :seconds"
-        whole = "at >= :stay_begin AND at + :seconds <= :stay_end"
-        where = f"FROM gpu_{table} WHERE gpu_id = :gpu_id AND at > :begin - :seconds AND at < :end"
+    form = recorded.form
+    rows_of_stay = f"FROM {recorded.table} WHERE gpu_id = :gpu_id AND {form.overlaps}"
     values = {
-        "gpu_id": gpu_id, "seconds": seconds, "begin": begin, "end": end, "stay_begin": stay.begin,
+        "gpu_id": gpu_id,
+        "seconds": recorded.seconds,
+        "begin": begin,
+        "end": end,
+        "stay_begin": stay.begin,
         "stay_end": stay.end,
-    }  # fmt: skip
+    }
     for column, histogram in (
-        ("utilization_percent", counts.utilization_percent),
-        ("power_watts", counts.power_watts),
+        (f"utilization_percent{form.mean}", counts.utilization_percent),
+        (f"power_watts{form.mean}", counts.power_watts),
     ):
-        rows = connection.execute(
-            f"SELECT round({column}{mean}) AS value, sum({weight}) {where} AND {column}{mean} NOTNULL GROUP BY value",
+        numbers = connection.execute(
+            f"SELECT round({column}) AS value, sum({form.weight}) {rows_of_stay} AND {column} NOTNULL GROUP BY value",
             values,
         )
-        for value, number in rows:
+        for value, number in numbers:
             if round(number):
                 histogram[value] += round(number)
-    (used,) = connection.execute(f"SELECT max(memory_used_bytes{most}) {where} AND {whole}", values).fetchone()
+    (used,) = connection.execute(
+        f"SELECT max(memory_used_bytes{form.most}) {rows_of_stay} AND {form.is_in_stay}", values
+    ).fetchone()
     if used is None:
         return None
     return int(used)
@@ -150,8 +192,16 @@ def past_peaks(connection: sqlite3.Connection, profile: str) -> list[PastPeak]:
     for row in attempts:
         peak = peak_bytes(connection, row["run_id"], row["attempt"])
         if peak is not None or row["ran_out"]:
-            changed = {"params": json_mapping(row["params"]), "ran_out": bool(row["ran_out"])}
-            peaks.append(PastPeak(**row | changed, peak_bytes=peak))
+            peaks.append(
+                PastPeak(
+                    run_id=row["run_id"],
+                    attempt=row["attempt"],
+                    params=json_mapping(row["params"]),
+                    gpu_count=row["gpu_count"],
+                    peak_bytes=peak,
+                    ran_out=bool(row["ran_out"]),
+                )
+            )
     return peaks
 
 

@@ -180,26 +180,28 @@ class HardwareCurves:
         begins = []
         ends = []
         for hold in holds:
-            moments: Window | None = (hold.begin, hold.end)
+            stretch: Window | None = (hold.begin, hold.end)
             if window is not None:
-                moments = _moments_of(axis_map, hold, window)
-            if moments is not None:
-                begins.append(max(hold.begin, moments[0]))
-                ends.append(min(hold.end, moments[1]))
+                stretch = _moments_of(axis_map, hold, window)
+            if stretch is not None:
+                begin, end = stretch
+                begins.append(max(hold.begin, begin))
+                ends.append(min(hold.end, end))
         sampled = [newest_sample(connection, uuid) for uuid in {hold.uuid for hold in holds}]
         newest = max((at for at in sampled if at is not None), default=None)
         if newest is None or not begins:
             return None
-        begin = min(begins)
-        end = min(max(ends), newest)
-        if end >= begin:
-            return (begin, end)
-        return None
+        oldest_shown = min(begins)
+        newest_shown = min(max(ends), newest)
+        if newest_shown < oldest_shown:
+            return None
+        return (oldest_shown, newest_shown)
 
     def _choose_span(self, moments: Window, devices: int, timeline: AxisTimeline, request: ChartRequest) -> None:
         """Choose the length of a span; it is kept until there are too many spans."""
         bins = max(2, request.bins)
-        length = max(1.0, moments[1] - moments[0])
+        begin, end = moments
+        length = max(1.0, end - begin)
         drawn_as = (request.axis, request.window, request.bins, request.hardware, timeline.begins, timeline.ends)
         if drawn_as == self._read_as and length / self._span_seconds <= 2 * bins:
             return
@@ -209,6 +211,15 @@ class HardwareCurves:
         # For one sample a second; a slower recorder still has samples in each part.
         share = min(1.0, SAMPLES_AT_ONCE / (length * devices))
         self._read_seconds = min(self._span_seconds, max(self._span_seconds * share, LEAST_SECONDS))
+
+    def _device(self, uuid: str | None, fields: Sequence[HardwareField]) -> _Device:
+        device = self._devices.get(uuid)
+        if device is None:
+            column_of = _HOST if uuid is None else _GPU
+            columns = {name: column_of[name] for name in fields if name in column_of}
+            device = _Device(uuid, columns, [[] for _ in columns])
+            self._devices[uuid] = device
+        return device
 
     def _device_curves(
         self,
@@ -220,11 +231,7 @@ class HardwareCurves:
         request: ChartRequest,
     ) -> Iterator[HardwareCurve]:
         """The curves of the requested fields of one GPU or of the host."""
-        device = self._devices.get(uuid)
-        if device is None:
-            column_of = _HOST if uuid is None else _GPU
-            columns = {name: column_of[name] for name in request.hardware if name in column_of}
-            device = self._devices[uuid] = _Device(uuid, columns, [[] for _ in columns])
+        device = self._device(uuid, request.hardware)
         first, last = (math.floor(moment / self._span_seconds) for moment in moments)
         device.read_new_spans(connection, SpanGrid(self._span_seconds, first, last, read_seconds=self._read_seconds))
         sample: Mapping[str, float | None] = {}
@@ -247,8 +254,10 @@ def _ends_on_axis(span: SampleSpan, holds: Sequence[GpuHold], view: _View) -> Wi
     end = _place(view.axis_map, min(span.last_at, hold.end), hold.attempt)
     if start is None or end is None:
         return None
-    if view.window is not None and (end < view.window[0] or start > view.window[1]):
-        return None
+    if view.window is not None:
+        first, last = view.window
+        if end < first or start > last:
+            return None
     return (start, end)
 
 
@@ -256,7 +265,13 @@ def _is_final(axis_map: AxisMap, span: SampleSpan) -> bool:
     """Return whether the place of a span is final: over steps, not before a later step is known."""
     if axis_map.axis in ("time", "trained"):
         return True
-    return any(pairs and pairs[-1][0] > span.last_at for pairs in axis_map.paces.values())
+    for pairs in axis_map.paces.values():
+        if not pairs:
+            continue
+        newest_at, _ = pairs[-1]
+        if newest_at > span.last_at:
+            return True
+    return False
 
 
 def _holds_of(attempts: Sequence[Attempt], timeline: AxisTimeline) -> list[GpuHold]:
@@ -276,16 +291,18 @@ def _moments_of(axis_map: AxisMap, hold: GpuHold, window: Window) -> Window | No
         offset = axis_map.place_moment(0.0, hold.attempt)
         if offset is None:
             return None
-        return (window[0] - offset, window[1] - offset)
-    ends: Sequence[float | None] = window
-    if axis_map.axis == "epoch":
-        step_by_epoch = [(epoch, step) for step, epoch in axis_map.epochs.get(hold.attempt, ())]
-        ends = [interpolate(step_by_epoch, epoch) for epoch in window]
+        first_x, last_x = window
+        return (first_x - offset, last_x - offset)
+    steps = _steps_of(axis_map, hold, window)
     pairs = axis_map.paces.get(hold.attempt, ())
-    first, last = ends
-    if first is None or last is None or not pairs or last < pairs[0][1] or first > pairs[-1][1]:
+    if steps is None or not pairs:
         return None
+    first, last = steps
     at_by_step = [(step, at) for at, step in pairs]
+    oldest_step, _ = at_by_step[0]
+    newest_step, _ = at_by_step[-1]
+    if last < oldest_step or first > newest_step:
+        return None
     begin = interpolate(at_by_step, first)
     end = interpolate(at_by_step, last)
     if begin is None or end is None:
@@ -293,14 +310,29 @@ def _moments_of(axis_map: AxisMap, hold: GpuHold, window: Window) -> Window | No
     return (begin, end)
 
 
+def _steps_of(axis_map: AxisMap, hold: GpuHold, window: Window) -> Window | None:
+    """The first and the last step that a window over steps or epochs shows of an attempt; None if it has no place
+    there."""
+    if axis_map.axis != "epoch":
+        return window
+    step_by_epoch = [(epoch, step) for step, epoch in axis_map.epochs.get(hold.attempt, ())]
+    first_epoch, last_epoch = window
+    first = interpolate(step_by_epoch, first_epoch)
+    last = interpolate(step_by_epoch, last_epoch)
+    if first is None or last is None:
+        return None
+    return (first, last)
+
+
 def _moment_of(axis_map: AxisMap, holds: Sequence[GpuHold], x: float) -> float | None:
     """The moment of ``x`` in the newest attempt that was there; None if none was."""
     for hold in reversed(holds):
         moments = _moments_of(axis_map, hold, (x, x))
-        if moments is None or not hold.begin <= moments[0] <= hold.end:
+        if moments is None:
             continue
-        if _place(axis_map, moments[0], hold.attempt) is not None:
-            return moments[0]
+        moment, _ = moments
+        if hold.begin <= moment <= hold.end and _place(axis_map, moment, hold.attempt) is not None:
+            return moment
     return None
 
 
@@ -308,7 +340,11 @@ def _place(axis_map: AxisMap, at: float, attempt: int) -> float | None:
     """The x of a moment of an attempt; None where it has no line, or a step that was done again."""
     if axis_map.axis in ("step", "epoch"):
         pairs = axis_map.paces.get(attempt, ())
-        if not pairs or not pairs[0][0] <= at <= pairs[-1][0]:
+        if not pairs:
+            return None
+        oldest_at, _ = pairs[0]
+        newest_at, _ = pairs[-1]
+        if not oldest_at <= at <= newest_at:
             return None
         step = interpolate(pairs, at)
         if step is None or step >= axis_map.cuts.get(attempt, math.inf):

@@ -21,6 +21,11 @@ _FOLLOW_SHARE = 0.25
 """A window that follows the newest point moves by this fraction of its span at once, not with every
 point."""
 
+_LEAST_SPACINGS = 4  # of points: a smaller window is nearly empty
+
+# A window that begins so near to zero, in shares of its end, begins with it: that costs a tenth of the width.
+_NEAR_ZERO_SHARE = 0.1
+
 
 class Extent(Struct, frozen=True):
     """The first and the newest x of the data, and the smallest useful stretch. On a logarithmic
@@ -45,7 +50,8 @@ class Extent(Struct, frozen=True):
             return round_outward(self.first, self.newest, "log")
         start = self.first
         end = stable_end(self.newest)
-        if 0 <= start <= 0.1 * self.newest:
+        begins_near_zero = 0 <= start <= _NEAR_ZERO_SHARE * self.newest
+        if begins_near_zero:
             start = 0.0
         if end > start:
             return (start, end)
@@ -104,10 +110,11 @@ class Viewport(Struct, frozen=True):
         start, end = self._ends(extent)
         span = (end - start) / ZOOM_FACTOR
         zoomed = replace(self, span=span)
-        if about is not None and start <= (place := extent.along(about)) <= end:
+        place = _place_within(extent, about, start, end)
+        if place is not None:
             zoomed = Viewport(span, end=place + (end - place) / ZOOM_FACTOR)
         first, last = zoomed.window(extent)
-        if last - first < 4 * extent.resolution:
+        if last - first < _LEAST_SPACINGS * extent.resolution:
             return self
         return zoomed
 
@@ -120,10 +127,11 @@ class Viewport(Struct, frozen=True):
             return Viewport()
         if self.end is None:
             return Viewport(span)
-        at = (start + end) / 2
-        if about is not None and start <= (place := extent.along(about)) <= end:
-            at = place
-        return Viewport(span, min(max(at + (end - at) * ZOOM_FACTOR, whole_start + span), whole_end))
+        fixed = _place_within(extent, about, start, end)
+        if fixed is None:
+            fixed = (start + end) / 2
+        wished_end = fixed + (end - fixed) * ZOOM_FACTOR
+        return Viewport(span, end=min(max(wished_end, whole_start + span), whole_end))
 
     def panned(self, extent: Extent, by: int) -> Viewport:
         """Moved by `by` quarters of the span; at the right end, the window follows the newest
@@ -146,14 +154,28 @@ class Viewport(Struct, frozen=True):
         return Viewport(self.span, place + self.span / 2)
 
 
+def _place_within(extent: Extent, x: float | None, start: float, end: float) -> float | None:
+    """The position of an x along the axis; None without an x, or if it is outside of a window."""
+    if x is None:
+        return None
+    place = extent.along(x)
+    if start <= place <= end:
+        return place
+    return None
+
+
 def next_point(bins: Sequence[Bin], x: float, by: int, least: float) -> float:
     """The x of the next point in direction `by`, at least `least` away, within the data."""
     if not bins:
         return x
+    nearest = x + by * least
+    last_xs = [one_bin.last_x for one_bin in bins]
     if by > 0:
-        place = bisect.bisect_left(bins, x + by * least, key=lambda one_bin: one_bin.last_x)
-        return max(bins[min(place, len(bins) - 1)].last_x, x)
-    place = bisect.bisect_right(bins, x + by * least, key=lambda one_bin: one_bin.last_x) - 1
-    if place >= 0:
-        return min(bins[max(place, 0)].last_x, x)
-    return bins[0].first_x
+        following = bisect.bisect_left(last_xs, nearest)
+        if following == len(bins):
+            return max(last_xs[-1], x)
+        return max(last_xs[following], x)
+    following = bisect.bisect_right(last_xs, nearest)
+    if following == 0:
+        return bins[0].first_x
+    return min(last_xs[following - 1], x)

@@ -17,6 +17,7 @@ from gputui.machine.child import ChildError, run_child
 from gputui.profiles.doctor.gpus import GpuReading
 from gputui.runs.agent_process import RANK_MARKS
 from gputui.runs.checks import CheckResult
+from gputui.store.series import GpuSample
 
 TORCHRUN_MODULE = "torch.distributed.run"
 DEADLINE_SECONDS = 120.0  # importing torch from a cold network disk takes up to a minute
@@ -29,6 +30,7 @@ FREE_PERCENT = 5.0  # a busier GPU would measure the other process
 CPU_PROCESSES = 2  # the fewest that communicate
 
 _MARK = "gputui-bandwidth:"
+_MAX_CAUSE = 160  # two lines of a terminal
 
 # Runs under another environment's torchrun, which starts ranks in new sessions. So each rank asks
 # the kernel to end it with its parent and at the deadline, which works inside a call that hangs.
@@ -117,41 +119,56 @@ def free_gpus(reading: GpuReading, leased: Sequence[str]) -> tuple[int, ...] | N
     free = []
     for number, gpu in enumerate(reading.facts):
         sample = reading.samples.get(gpu.uuid)
-        if gpu.mig_mode or gpu.uuid in leased or sample is None or sample.state != "ok":
+        if gpu.mig_mode or gpu.uuid in leased or sample is None:
             continue
-        used = sample.memory_used_bytes
-        busy = sample.utilization_percent
-        if used is not None and used < FREE_MEMORY_BYTES and (busy is None or busy < FREE_PERCENT):
+        if sample.state == "ok" and _is_idle(sample):
             free.append(number)
     return tuple(free)
+
+
+def _is_idle(sample: GpuSample) -> bool:
+    """Return whether nothing else uses a GPU, as far as it tells."""
+    used = sample.memory_used_bytes
+    busy = sample.utilization_percent
+    has_room = used is not None and used < FREE_MEMORY_BYTES
+    return has_room and (busy is None or busy < FREE_PERCENT)
 
 
 def measure(
     python: str, environ: Mapping[str, str], uuids: Sequence[str] | None, *, deadline_seconds: float = DEADLINE_SECONDS
 ) -> Bandwidth | str:
     """Measure on these GPUs, or between CPU processes for None. A failure ends a sentence."""
-    clean = {
-        name: value
-        for name, value in environ.items()
-        if name not in RANK_MARKS and not name.startswith("TORCHELASTIC_")
-    }
-    clean |= {"CUDA_VISIBLE_DEVICES": ",".join(uuids or ()), "OMP_NUM_THREADS": "1"}
-    backend, count = ("gloo", CPU_PROCESSES) if uuids is None else ("nccl", len(uuids))
+    if uuids is None:
+        backend = "gloo"
+        count = CPU_PROCESSES
+    else:
+        backend = "nccl"
+        count = len(uuids)
+    environment = {**_without_rank(environ), "CUDA_VISIBLE_DEVICES": ",".join(uuids or ()), "OMP_NUM_THREADS": "1"}
     with tempfile.TemporaryDirectory(prefix="gputui-bandwidth-") as folder:
         script = Path(folder) / "measure.py"
         script.write_text(_SCRIPT)
         argv = [python, "-m", TORCHRUN_MODULE, "--standalone", f"--nproc-per-node={count}", str(script)]
         argv += [str(max(1, int(deadline_seconds))), backend, _MARK]
         try:
-            answered = run_child(argv, deadline_seconds=deadline_seconds, environ=clean, workdir=folder)
+            answered = run_child(argv, deadline_seconds=deadline_seconds, environ=environment, workdir=folder)
         except ChildError as error:
             return str(error)
     for line in answered.output.splitlines():
         if line.startswith(_MARK):
             return decode(json.loads(line.removeprefix(_MARK)))
-    errors = [line.strip() for line in answered.errors.splitlines() if "Error" in line]
-    cause = errors[0] if errors else answered.stderr_tail
-    return f"ended without figures: {cause[:160]}"
+    errors = (line.strip() for line in answered.errors.splitlines() if "Error" in line)
+    cause = next(errors, answered.stderr_tail)
+    return f"ended without figures: {cause[:_MAX_CAUSE]}"
+
+
+def _without_rank(environ: Mapping[str, str]) -> Mapping[str, str]:
+    """An environment without what tells a process that it is a rank of another program."""
+    return {
+        name: value
+        for name, value in environ.items()
+        if name not in RANK_MARKS and not name.startswith("TORCHELASTIC_")
+    }
 
 
 def decode(data: Mapping[str, Any]) -> Bandwidth:
@@ -196,16 +213,24 @@ def _all_reduce(measured: Bandwidth, reading: GpuReading, gpus: Sequence[int] | 
     ranks = "processes on the CPU" if gpus is None else "GPUs"
     where = f"{measured.world} {ranks} by {measured.backend}"
     detail = f"{bus / 1e9:.1f} GB/s bus bandwidth, {latency * 1e6:.0f} µs latency; {where}"
-    if gpus is not None:
-        measured_gpus = [reading.facts[number] for number in gpus]
-        indices = {gpu.index for gpu in measured_gpus}
-        pairs = [pair for pair in reading.pairs if {pair.first, pair.second} <= indices]
-        links = [pcie_bytes_per_second(gpu.pcie_generation_max, gpu.pcie_width_max) for gpu in measured_gpus]
-        slowest_link = min((link for link in links if link is not None), default=0.0)
-        if pairs and all(pair.nvlink for pair in pairs) and bus < slowest_link:
-            remedy = "NVLink seems unused: look for NCCL_P2P_DISABLE, and at NCCL_DEBUG=INFO for the path it took"
-            return CheckResult("all-reduce", "warn", f"{detail}; slower than PCIe", remedy)
+    if gpus is not None and _have_nvlink(reading, gpus) and bus < _slowest_link(reading, gpus):
+        remedy = "NVLink seems unused: look for NCCL_P2P_DISABLE, and at NCCL_DEBUG=INFO for the path it took"
+        return CheckResult("all-reduce", "warn", f"{detail}; slower than PCIe", remedy)
     return CheckResult("all-reduce", "pass", detail)
+
+
+def _have_nvlink(reading: GpuReading, gpus: Sequence[int]) -> bool:
+    """Return whether NVLink joins each pair of some GPUs."""
+    indices = {reading.facts[number].index for number in gpus}
+    pairs = [pair for pair in reading.pairs if {pair.first, pair.second} <= indices]
+    return bool(pairs) and all(pair.nvlink for pair in pairs)
+
+
+def _slowest_link(reading: GpuReading, gpus: Sequence[int]) -> float:
+    """The throughput of the slowest PCIe link of some GPUs, in bytes per second; 0.0 if none is known."""
+    facts = [reading.facts[number] for number in gpus]
+    links = [pcie_bytes_per_second(gpu.pcie_generation_max, gpu.pcie_width_max) for gpu in facts]
+    return min((link for link in links if link is not None), default=0.0)
 
 
 def pcie_bytes_per_second(generation: int | None, width: int | None) -> float | None:

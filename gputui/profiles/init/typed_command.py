@@ -50,23 +50,24 @@ def split_command(command_line: Sequence[str], folder: Path) -> TypedCommand:
     if not command_line or not command_line[0]:
         raise DraftError("name a script (train.py) or a command (-- torchrun train.py --lr 0.1)")
     _check_first_word(command_line, folder)
-    first = Path(command_line[0]).name
-    if first.endswith(".py"):
-        return TypedCommand(script=command_line[0], arguments=list(command_line[1:]))
-    launcher = _typed_launcher([first, *command_line[1:]])
+    first, *rest = command_line
+    name = Path(first).name
+    if name.endswith(".py"):
+        return TypedCommand(script=first, arguments=rest)
+    launcher = _typed_launcher([name, *rest])
     if launcher is not None:
-        return _after_launcher(command_line, command_line[1:], TypedCommand(launcher=launcher))
-    if _PYTHON.fullmatch(first):
+        return _after_launcher(command_line, rest, TypedCommand(launcher=launcher))
+    if _PYTHON.fullmatch(name):
         return _python_command(command_line)
-    if first.endswith(".ipynb"):
-        return _notebook(command_line, folder)
+    if name.endswith(".ipynb"):
+        return _notebook(first, rest)
     return _other_command(command_line, folder)
 
 
 def _check_first_word(command_line: Sequence[str], folder: Path) -> None:
     """Raise DraftError if a command cannot begin so."""
-    first = command_line[0]
-    path = folder / command_line[0]
+    first, *_ = command_line
+    path = folder / first
     if first.startswith("-"):
         raise DraftError(
             f"{first} is no option of gputui here, and a command begins with its script or program: train.py {first}"
@@ -90,63 +91,64 @@ def _check_first_word(command_line: Sequence[str], folder: Path) -> None:
 def _python_command(command_line: Sequence[str]) -> TypedCommand:
     """``python -u train.py --lr 0.1``, or ``python -m`` with a module or a launcher's module. With
     other options of the interpreter the line stays as it was typed."""
+    interpreter, *rest = command_line
     command = TypedCommand(launcher=FOR_SCRIPT)
-    if command_line[0] != "python":
-        command.python = command_line[0]
-    rest = list(command_line[1:])
+    if interpreter != "python":
+        command.python = interpreter
     while rest[:1] == ["-u"]:  # gputui sets PYTHONUNBUFFERED
         rest.pop(0)
-    if rest[:1] == ["-m"] and len(rest) > 1:
-        launcher = _typed_launcher(rest[1:])
-        if launcher is not None:
-            command.launcher = launcher
-            return _after_launcher(command_line, rest[2:], command)
-        command.module = rest[1]
-        command.arguments = rest[2:]
-        return command
-    if not rest:
-        raise DraftError(f"{' '.join(command_line)}: no script is named; put it first, its options behind it")
-    if rest[0].startswith("-"):
-        return _unchanged(command_line)
-    command.script = rest[0]
-    command.arguments = rest[1:]
+    match rest:
+        case []:
+            raise DraftError(f"{' '.join(command_line)}: no script is named; put it first, its options behind it")
+        case ["-m", module, *arguments]:
+            launcher = _typed_launcher([module, *arguments])
+            if launcher is not None:
+                command.launcher = launcher
+                return _after_launcher(command_line, arguments, command)
+            command.module = module
+            command.arguments = arguments
+        case [option, *_] if option.startswith("-"):
+            return _unchanged(command_line)
+        case [script, *arguments]:
+            command.script = script
+            command.arguments = arguments
     return command
 
 
-def _notebook(command_line: Sequence[str], folder: Path) -> TypedCommand:
+def _notebook(notebook: str, arguments: Sequence[str]) -> TypedCommand:
     """A notebook, executed into the run's folder by papermill, which prints what its cells do, or by
     nbconvert."""
     if shutil.which("papermill") is not None:
-        program = ["papermill", "--log-output", command_line[0], f"{{run_dir}}/{Path(command_line[0]).name}"]
+        program = ["papermill", "--log-output", notebook, f"{{run_dir}}/{Path(notebook).name}"]
     elif shutil.which("jupyter-nbconvert") is not None:
-        program = ["jupyter-nbconvert", "--to", "notebook", "--execute", command_line[0], "--output-dir", "{run_dir}"]
+        program = ["jupyter-nbconvert", "--to", "notebook", "--execute", notebook, "--output-dir", "{run_dir}"]
     else:
-        raise DraftError(
-            f"{command_line[0]}: a notebook runs by papermill or jupyter nbconvert, and neither is on PATH"
-        )
-    return TypedCommand(launcher=FOR_COMMAND, program=program, arguments=list(command_line[1:]))
+        raise DraftError(f"{notebook}: a notebook runs by papermill or jupyter nbconvert, and neither is on PATH")
+    return TypedCommand(launcher=FOR_COMMAND, program=program, arguments=list(arguments))
 
 
 def _other_command(command_line: Sequence[str], folder: Path) -> TypedCommand:
     """A command that is no script of Python; a file of this folder is named as the shell needs it."""
-    first = command_line[0]
-    program = list(command_line[:1])
+    first, *rest = command_line
     file = folder / first
-    if file.is_file() and ("/" in first or shutil.which(first) is None):
-        if first.endswith(".sh") and not os.access(file, os.X_OK):
-            program = ["bash", first]
-        elif not os.access(file, os.X_OK):
-            raise DraftError(f"{first} is neither a Python script nor a program; chmod +x makes it one")
-        elif "/" not in first:
-            program = [f"./{first}"]
-    return _unchanged([*program, *command_line[1:]])
+    is_path = "/" in first
+    is_program_on_path = not is_path and shutil.which(first) is not None
+    if is_program_on_path or not file.is_file():
+        return _unchanged(command_line)
+    if not os.access(file, os.X_OK):
+        if first.endswith(".sh"):
+            return _unchanged(["bash", first, *rest])
+        raise DraftError(f"{first} is neither a Python script nor a program; chmod +x makes it one")
+    if is_path:
+        return _unchanged(command_line)
+    return _unchanged([f"./{first}", *rest])
 
 
 def _unchanged(command_line: Sequence[str]) -> TypedCommand:
     """A command that stays as it was typed, apart from its options. These begin behind the script of
     Python or of the shell, or with the first option or ``NAME=VALUE``."""
     script = None
-    if Path(command_line[0]).name not in (*SHELLS, *_MAKERS):
+    if _program_name(command_line) not in (*SHELLS, *_MAKERS):
         script = next((word for word in command_line if word.endswith(".py")), None)
     end = _program_length(command_line, script)
     return TypedCommand(
@@ -156,32 +158,40 @@ def _unchanged(command_line: Sequence[str]) -> TypedCommand:
 
 def _program_length(command_line: Sequence[str], script: str | None) -> int:
     """The number of words before a command's options."""
-    first = Path(command_line[0]).name
     if script is not None:
         return command_line.index(script) + 1
-    if first.endswith(".sh"):
+    program = _program_name(command_line)
+    if program.endswith(".sh"):
         return 1
-    places = range(1, len(command_line))
-    if first in SHELLS:
-        ends = [place + 1 for place in places if not command_line[place].startswith("-")]
-    elif first in _MAKERS:
-        ends = [place for place in places if _ASSIGNMENT.match(command_line[place])]
+    numbered = list(enumerate(command_line))[1:]
+    if program in SHELLS:
+        ends = [place + 1 for place, word in numbered if not word.startswith("-")]
+    elif program in _MAKERS:
+        ends = [place for place, word in numbered if _ASSIGNMENT.match(word)]
     else:
-        # python -m package.train, or python -c CODE
-        ends = [
-            place + 2
-            for place in places
-            if command_line[place] in ("-m", "-c") and _PYTHON.fullmatch(Path(command_line[place - 1]).name)
-        ]
-        ends += [place for place in places if command_line[place][:1] == "-" or _ASSIGNMENT.match(command_line[place])]
+        ends = [place + 2 for place, _ in numbered if _is_python_option(command_line, place)]
+        ends += [place for place, word in numbered if word.startswith("-") or _ASSIGNMENT.match(word)]
     return min([*ends[:1], len(command_line)])
+
+
+def _is_python_option(command_line: Sequence[str], place: int) -> bool:
+    """Return whether a word belongs to the interpreter, with the next one: python -m package.train, python -c CODE."""
+    return command_line[place] in ("-m", "-c") and _PYTHON.fullmatch(Path(command_line[place - 1]).name) is not None
+
+
+def _program_name(command_line: Sequence[str]) -> str:
+    program, *_ = command_line
+    return Path(program).name
 
 
 def _typed_launcher(command_line: Sequence[str]) -> Launcher | None:
     """The launcher that a command begins with: its program, or its module behind ``python -m``."""
+    program, *rest = command_line
     for launcher in LAUNCHERS.values():
-        typed = launcher.typed
-        if typed is not None and command_line[0] in typed.programs and typed.subcommand in (None, *command_line[1:2]):
+        form = launcher.typed
+        if form is None or program not in form.programs:
+            continue
+        if form.subcommand is None or rest[:1] == [form.subcommand]:
             return launcher
     return None
 
@@ -208,12 +218,17 @@ def _after_launcher(typed: Sequence[str], rest: Sequence[str], command: TypedCom
             break
         if form.replaced is not None and option not in (*form.replaced, *form.count, *form.flags):
             return replace(_unchanged(typed), nproc=command.nproc)
-        is_value_next = bool(arguments) and not arguments[0].startswith("-") and not arguments[0].endswith(".py")
-        if not equals and option not in form.flags and is_value_next:
+        takes_value = not equals and option not in form.flags
+        if takes_value and arguments and _may_be_value(arguments[0]):
             arguments.pop(0)
     if command.script is None and command.module is None:
         raise DraftError(f"no script is named behind {command.launcher.name}")
     return command
+
+
+def _may_be_value(word: str) -> bool:
+    """Return whether the word behind a launcher's option may be its value: no option, and no script."""
+    return not word.startswith("-") and not word.endswith(".py")
 
 
 def _typed_count(arguments: Sequence[str], names: Sequence[str]) -> int | None:

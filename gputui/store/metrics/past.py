@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sqlite3
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -92,7 +92,7 @@ def _first(connection: sqlite3.Connection, source_id: int, end: FilePosition, at
         (source_id, attempt),
     ).fetchone()
     rows = rows_between(connection, source_id, begin or START, end, LineQuery(limit=FIRST_LINES))
-    return [_line(row) for row in rows if row[0] == attempt]
+    return [line for line in map(_line, rows) if line.attempt == attempt]
 
 
 def sampled(
@@ -101,20 +101,40 @@ def sampled(
     """About ``count`` (step, value) of a metric of the first rank, evenly spaced over the lines
     read, oldest first."""
     points: list[tuple[int, float]] = []
-    for source_id, (newest_generation, byte_offset) in reached.items():
-        sizes = [_size(connection, source_id, generation) for generation in range(newest_generation)]
-        ends = list(accumulate([*sizes, byte_offset]))
-        for number in range(1, count + 1):
-            edge = ends[-1] * number // count - 1
-            generation = min(bisect_right(ends, edge), newest_generation)
-            begin = ends[generation - 1] if generation else 0
-            newest_before = LineQuery(is_newest_first=True, limit=_PROBE_LINES)
-            rows = rows_between(connection, source_id, (generation, 0), (generation, edge - begin + 1), newest_before)
-            for line in map(_line, rows):
-                if line.rank in (None, 0) and line.step is not None and name in line.data:
-                    points.append((line.step, line.data[name]))
-                    break
+    for source_id, end in reached.items():
+        for place in _even_places(connection, source_id, end, count):
+            point = _point_before(connection, source_id, place, name)
+            if point is not None:
+                points.append(point)
     return list(dict.fromkeys(points))
+
+
+def _even_places(
+    connection: sqlite3.Connection, source_id: int, end: FilePosition, count: int
+) -> Iterator[FilePosition]:
+    """``count`` positions in a source, evenly spaced over the bytes of its generations up to ``end``."""
+    newest_generation, byte_offset = end
+    sizes = [_size(connection, source_id, generation) for generation in range(newest_generation)]
+    ends = list(accumulate([*sizes, byte_offset]))  # of the generations, as if they followed each other in one file
+    begins = [0, *ends]
+    for number in range(1, count + 1):
+        last_byte = ends[-1] * number // count - 1
+        generation = min(bisect_right(ends, last_byte), newest_generation)
+        yield generation, last_byte - begins[generation] + 1
+
+
+def _point_before(
+    connection: sqlite3.Connection, source_id: int, place: FilePosition, name: str
+) -> tuple[int, float] | None:
+    """The step and value of a metric in the last line of the first rank before a position, in its generation."""
+    generation, _ = place
+    newest_first = LineQuery(is_newest_first=True, limit=_PROBE_LINES)
+    rows = rows_between(connection, source_id, (generation, 0), place, newest_first)
+    for line in map(_line, rows):
+        is_of_first_rank = line.rank in (None, 0)
+        if is_of_first_rank and line.step is not None and name in line.data:
+            return line.step, line.data[name]
+    return None
 
 
 def pace(connection: sqlite3.Connection, run_id: str, attempt: int, at: float, window_seconds: float) -> float | None:
@@ -127,6 +147,7 @@ def pace(connection: sqlite3.Connection, run_id: str, attempt: int, at: float, w
     with_steps = [source_id for source_id, steps in steps_by_source.items() if steps]
     if not with_steps:
         return None
+    # Steps are in the order of `newest`: the newest first.
     source_id = max(with_steps, key=lambda source: steps_by_source[source][0])
     end, *_ = steps_by_source[source_id]
     *_, start = steps_by_source[source_id]
@@ -177,9 +198,10 @@ def _position_at(connection: sqlite3.Connection, source_id: int, end: FilePositi
 
 
 def _size(connection: sqlite3.Connection, source_id: int, generation: int) -> int:
-    row = connection.execute(
+    """The bytes of a generation, up to its last line: as much as tells where its lines lie."""
+    (last_line,) = connection.execute(
         "SELECT max(byte_offset) FROM metrics WHERE source_id = ? AND generation = ?", (source_id, generation)
     ).fetchone()
-    if row[0] is None:
+    if last_line is None:
         return 0
-    return int(row[0]) + 1
+    return int(last_line) + 1

@@ -244,10 +244,13 @@ def reported_values(
         rows = rows_between(connection, source_id, after.get(source_id, START), end, query)
         for attempt, _, step, at, text in rows:
             data = orjson.loads(text)
-            position = None if by == "step" else as_float(data.get(by))
-            if position is None and by != "step":
-                continue
+            position = None
+            if by != "step":
+                position = as_float(data.get(by))
+                if position is None:
+                    continue
             for name, stored_name in stored_names.items():
-                if (value := as_float(data.get(stored_name))) is not None:
+                value = as_float(data.get(stored_name))
+                if value is not None:
                     reported.append(ReportedValue(name, step, position, value=value, attempt=attempt, at=at))
     return reported, reached
