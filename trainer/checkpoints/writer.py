@@ -123,9 +123,11 @@ class Checkpointer:
         if not self.busy:
             self._take_result()
         settings = self._settings
-        directory = self._settings.checkpoint_dir
+        directory = settings.checkpoint_dir
         step_path = files.step_file(directory, step)
-        busy, better = (bool(votes) for votes in self._world.vote(self.busy, self._beats_best(score)))
+        votes_busy, votes_better = self._world.vote(self.busy, self._beats_best(score))
+        busy = bool(votes_busy)
+        better = bool(votes_better)
         paths: list[Path] = []
         if need != "none" and step_path.resolve() != self._resumed_from:
             paths.append(step_path)
@@ -143,6 +145,22 @@ class Checkpointer:
             return
         self.wait()
         background = settings.async_checkpoints and need != "required"
+        state, pieces = self._take_state(collect, copy=background)
+        best_score = score if better else None
+        path, *also = paths
+        job = _Job(Outcome(step, path, tuple(also)), state, pieces, began, best_score)
+        if background:
+            # Set before the start: the thread may finish before this one continues.
+            job.outcome.blocked_seconds = time.perf_counter() - began
+        self._start(job)
+        if background:
+            return
+        self.wait()
+        if need == "required":
+            self._require_published(job)
+
+    def _take_state(self, collect: Callable[[], State], *, copy: bool) -> tuple[State, Pieces | None]:
+        """The state in this rank's buffers, empty but on rank 0, and this rank's pieces if it is sharded."""
         state: State = {**collect(), "format": FORMAT}
         pieces: Pieces | None = None
         if self._sharded:
@@ -151,28 +169,25 @@ class Checkpointer:
             state = whole(state, self._world)
         if not self._world.is_main:
             state = {}
-        if not better:
-            score = None
-        state, pieces = self._buffers.take((state, pieces), copy=background)
-        outcome = Outcome(step, paths[0], tuple(paths[1:]))
-        self._job = job = _Job(outcome, state, pieces, began, score)
-        if background:
-            # Set before the start: the thread may finish before this one continues.
-            outcome.blocked_seconds = time.perf_counter() - began
+        state, pieces = self._buffers.take((state, pieces), copy=copy)
+        return state, pieces
+
+    def _start(self, job: _Job) -> None:
+        """Start to write a checkpoint on the ranks that have a part in it."""
+        self._job = job
         if self._sharded or self._world.is_main:
             # A daemon, because the process must be able to end while the disk is stuck.
             self._thread = threading.Thread(target=self._write, args=(job,), name=_THREAD, daemon=True)
             self._thread.start()
-        if background:
-            return
-        self.wait()
-        if need == "required":
-            error = None if job.published else job.error
-            error = self._world.from_main(error)
-            if error:
-                raise CheckpointError(
-                    f"checkpoint {outcome.path} was not written: {error}; mend the disk, then start again"
-                )
+
+    def _require_published(self, job: _Job) -> None:
+        """Raise CheckpointError on all ranks if a checkpoint was not written under its first name."""
+        error = None if job.published else job.error
+        error = self._world.from_main(error)
+        if error:
+            raise CheckpointError(
+                f"checkpoint {job.outcome.path} was not written: {error}; mend the disk, then start again"
+            )
 
     def wait(self) -> None:
         """Wait until no rank is writing (collective). Raises RankError if one is stuck for --timeout seconds."""
@@ -200,7 +215,8 @@ class Checkpointer:
     def _beats_best(self, score: float | None) -> bool:
         """Return whether `score` beats the best checkpoint, also one that is being written,
         although that may fail."""
-        if score is None or not (self._settings.best_checkpoint and self._world.is_main and math.isfinite(score)):
+        keeps_best = self._settings.best_checkpoint and self._world.is_main
+        if not keeps_best or score is None or not math.isfinite(score):
             return False
         best = self._best_value
         if self._job is not None and self._job.best_value is not None:
