@@ -29,6 +29,8 @@ T = TypeVar("T")
 
 _PATIENCE = datetime.timedelta(days=365)
 
+_PEER_GONE = re.compile(r"Connection (closed|reset) by peer|Broken pipe|ncclRemoteError|Socket ?(Closed|Timeout)")
+
 
 @dataclass(frozen=True)
 class World:
@@ -249,9 +251,6 @@ def _choose_device(settings: Settings, local_rank: int, local_size: int) -> torc
     if local_size > gpus:
         raise SettingsError(f"{local_size} ranks but only {gpus} visible GPUs: start {gpus} ranks, or use --device cpu")
     return torch.device("cuda", local_rank)
-
-
-_PEER_GONE = re.compile(r"Connection (closed|reset) by peer|Broken pipe|ncclRemoteError|Socket ?(Closed|Timeout)")
 
 
 def lost_a_peer(error: BaseException) -> bool:

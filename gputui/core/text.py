@@ -33,6 +33,39 @@ _PLAIN_RANGES: Final = (
 PLAIN: Final = frozenset(chr(code) for first, last in _PLAIN_RANGES for code in range(first, last + 1))
 """Characters that every terminal draws one cell wide and that change nothing around them."""
 
+REPLACEMENT: Final = "\ufffd"
+"""Replaces a character that cannot be shown."""
+
+MARKS_PER_CHARACTER: Final = 3
+"""Combining marks kept behind one character: enough for every script in use."""
+
+_TAB_COLUMNS: Final = 4
+
+# Colours and "erase to the end of the line" are what programs write all the time; nothing is lost
+# with them.
+_DECORATION = re.compile(r"(?:\x1b\[|\x9b)[0-9;:]*[mK]")
+SEQUENCE = re.compile(
+    r"(?:\x1b\]|\x9d)[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)"  # operating system command: title, clipboard, link
+    r"|(?:\x1b[PX^_]|[\x90\x98\x9e\x9f])[^\x1b\x9c]*(?:\x1b\\|\x9c)"  # device control and other strings
+    r"|(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"  # control sequence
+    r"|\x1b[ -/]*[0-~]"  # two-character and character-set sequences
+)
+_VARIATION_SELECTORS: Final = (*range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0))
+_SKIN_TONES: Final = range(0x1F3FB, 0x1F400)
+_REGIONAL_INDICATORS: Final = range(0x1F1E6, 0x1F200)
+# Their widths differ between terminals; without them the character in front, or a flag's two
+# letters, remains.
+_REDUCED: Final[dict[int, str | None]] = {
+    **dict.fromkeys(_VARIATION_SELECTORS),
+    **dict.fromkeys(_SKIN_TONES),
+    **{code: chr(ord("A") + code - _REGIONAL_INDICATORS[0]) for code in _REGIONAL_INDICATORS},
+}
+_INVISIBLE: Final = frozenset(
+    "\u034f\u115f\u17b4\u17b5\u3164\uffa0"
+    + "".join(map(chr, (*range(0x1160, 0x1200), *range(0xD7B0, 0xD800))))  # jamo that found nothing to join
+)
+_ZERO_WIDTH_JOINER: Final = "\u200d"
+
 
 @lru_cache(8192)
 def char_width(char: str) -> int:
@@ -104,40 +137,6 @@ def fit(text: str, width: int, align: str = "<") -> str:
     if align == "^":
         return " " * (space // 2) + text + " " * (space - space // 2)
     return text + " " * space
-
-
-REPLACEMENT: Final = "\ufffd"
-"""Replaces a character that cannot be shown."""
-
-MARKS_PER_CHARACTER: Final = 3
-"""Combining marks kept behind one character: enough for every script in use."""
-
-_TAB_COLUMNS: Final = 4
-
-# Colours and "erase to the end of the line" are what programs write all the time; nothing is lost
-# with them.
-_DECORATION = re.compile(r"(?:\x1b\[|\x9b)[0-9;:]*[mK]")
-SEQUENCE = re.compile(
-    r"(?:\x1b\]|\x9d)[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)"  # operating system command: title, clipboard, link
-    r"|(?:\x1b[PX^_]|[\x90\x98\x9e\x9f])[^\x1b\x9c]*(?:\x1b\\|\x9c)"  # device control and other strings
-    r"|(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"  # control sequence
-    r"|\x1b[ -/]*[0-~]"  # two-character and character-set sequences
-)
-_VARIATION_SELECTORS: Final = (*range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0))
-_SKIN_TONES: Final = range(0x1F3FB, 0x1F400)
-_REGIONAL_INDICATORS: Final = range(0x1F1E6, 0x1F200)
-# Their widths differ between terminals; without them the character in front, or a flag's two
-# letters, remains.
-_REDUCED: Final[dict[int, str | None]] = {
-    **dict.fromkeys(_VARIATION_SELECTORS),
-    **dict.fromkeys(_SKIN_TONES),
-    **{code: chr(ord("A") + code - _REGIONAL_INDICATORS[0]) for code in _REGIONAL_INDICATORS},
-}
-_INVISIBLE: Final = frozenset(
-    "\u034f\u115f\u17b4\u17b5\u3164\uffa0"
-    + "".join(map(chr, (*range(0x1160, 0x1200), *range(0xD7B0, 0xD800))))  # jamo that found nothing to join
-)
-_ZERO_WIDTH_JOINER: Final = "\u200d"
 
 
 def clean(text: str) -> str:

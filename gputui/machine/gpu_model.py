@@ -23,6 +23,14 @@ from gputui.store.series import HostSample
 
 # Messages of the sampler, one JSON object per line, tagged by `kind`.
 
+BUSY_BYTES = 1 << 30
+"""A process with less is a display server, or a context that does not disturb; the driver itself
+holds less."""
+
+BUSY_PERCENT = 50.0  # a display or a browser stays below
+
+LOG_PREFIX = "gputui.machine.sampler: "
+
 
 class Inventory(Struct, frozen=True, tag="inventory", tag_field="kind"):
     """The GPUs of the machine, sent at the start and whenever they change.
@@ -91,13 +99,6 @@ class Occupant(Struct, frozen=True):
     since: float = 0.0
 
 
-BUSY_BYTES = 1 << 30
-"""A process with less is a display server, or a context that does not disturb; the driver itself
-holds less."""
-
-BUSY_PERCENT = 50.0  # a display or a browser stays below
-
-
 def unseen_use(used_bytes: int | None, utilization_percent: float | None) -> str | None:
     """The reason why a GPU without a run or a visible process is not free; None if it is, or if
     nothing is known."""
@@ -106,9 +107,6 @@ def unseen_use(used_bytes: int | None, utilization_percent: float | None) -> str
     if utilization_percent is not None and utilization_percent >= BUSY_PERCENT:
         return "is computing for no visible process"
     return None
-
-
-LOG_PREFIX = "gputui.machine.sampler: "
 
 
 def say(text: str) -> None:

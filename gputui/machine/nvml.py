@@ -39,6 +39,22 @@ from gputui.store.series import GpuSample
 _XID_CRITICAL_ERROR = 0x8  # nvmlEventTypeXidCriticalError in nvml.h
 _AT_ONCE_MAX = 64  # a flood of events must not hold up the samples
 
+CLOCKS_SECONDS = 1.5
+"""Least time between two readings of the clocks and of what throttles them, a quarter of all calls: each second tick at
+the default interval. A held-back clock matters only when it lasts."""
+
+RECHECK_SECONDS = 10.0  # a GPU that was lost may come back at any time
+RECHECK_RARELY_SECONDS = 300.0  # few GPUs come back after the first minutes
+
+_NO_BINDING = "The Python package nvidia-ml-py is missing. Install it with: pip install nvidia-ml-py"
+_NO_GPU = "The NVIDIA driver is loaded but shows no GPU. Check lspci, and in a container that it was given GPUs"
+_UNLOADED = "The NVIDIA driver was unloaded. Load it again with: sudo modprobe nvidia"
+# In place of the UUID, until the driver opens the GPU.
+_UNOPENED = "GPU-unopened-{}"
+_VANISHED = "the driver does not list this GPU any more"
+
+T = TypeVar("T")
+
 
 class XidEvents:
     """An event set over all GPUs of a session. Drivers without events (old ones, WSL) report
@@ -81,24 +97,6 @@ class XidEvents:
 
 def _address(handle: Any) -> int | None:
     return cast(handle, c_void_p).value
-
-
-CLOCKS_SECONDS = 1.5
-"""Least time between two readings of the clocks and of what throttles them, a quarter of all calls: each second tick at
-the default interval. A held-back clock matters only when it lasts."""
-
-RECHECK_SECONDS = 10.0  # a GPU that was lost may come back at any time
-RECHECK_RARELY_SECONDS = 300.0  # few GPUs come back after the first minutes
-
-_NO_BINDING = "The Python package nvidia-ml-py is missing. Install it with: pip install nvidia-ml-py"
-_NO_GPU = "The NVIDIA driver is loaded but shows no GPU. Check lspci, and in a container that it was given GPUs"
-_UNLOADED = "The NVIDIA driver was unloaded. Load it again with: sudo modprobe nvidia"
-# In place of the UUID, until the driver opens the GPU.
-_UNOPENED = "GPU-unopened-{}"
-_VANISHED = "the driver does not list this GPU any more"
-
-
-T = TypeVar("T")
 
 
 class NvmlSource:

@@ -47,6 +47,11 @@ _SLOW_FIELDS = (
     (_NVLINK_RECEIVED_KIB, _ALL_LINKS),
 )
 
+# nvml.h: nvmlTemperatureThresholds_t, NVML_FI_DEV_POWER_INSTANT.
+_THRESHOLD_SHUTDOWN = 0
+_THRESHOLD_SLOWDOWN = 1
+FIELD_POWER_INSTANT = 186
+
 
 class Link(Struct, frozen=True):
     """The PCIe link of one GPU. Rates are measured over 20 ms."""
@@ -248,12 +253,6 @@ def _percent(value: int) -> float | None:
     if 0 <= value <= 100:
         return float(value)
     return None
-
-
-# nvml.h: nvmlTemperatureThresholds_t, NVML_FI_DEV_POWER_INSTANT.
-_THRESHOLD_SHUTDOWN = 0
-_THRESHOLD_SLOWDOWN = 1
-FIELD_POWER_INSTANT = 186
 
 
 class UnifiedMemory(NamedTuple):

@@ -18,6 +18,9 @@ _FOLDERS = ("/usr/lib/systemd", "/usr/local/lib/systemd", "/run/systemd", "/etc/
 _LINGER = Path("/var/lib/systemd/linger")
 _TRUE = frozenset({"yes", "true", "on", "1"})
 
+NAME = "gputui.service"
+MARK = "# Written by gputui agent service install; gputui agent service uninstall removes it."
+
 
 class LogoutEnd(NamedTuple):
     """The reason why a logout would end a process, and the remedy."""
@@ -64,10 +67,6 @@ def _settings() -> list[str]:
         dropped |= {path.name: path for path in (Path(folder) / "logind.conf.d").glob("*.conf")}
     files = [*main[-1:], *(dropped[name] for name in sorted(dropped))]
     return [path.read_text("utf-8", "replace") for path in files]
-
-
-NAME = "gputui.service"
-MARK = "# Written by gputui agent service install; gputui agent service uninstall removes it."
 
 
 def unit_path(environ: Mapping[str, str]) -> Path:

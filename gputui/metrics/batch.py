@@ -50,6 +50,13 @@ _TIME_IS_OTHER = (
     "at which they were read, and their own time is the metric time_"
 )
 
+_ADVANCE = (
+    "UPDATE metric_sources SET inode = ?, generation = ?, byte_offset = ?, skipping = ?, "
+    "fingerprint = ?, first_generation = ?, line_count = line_count + ?, "
+    "rejected_count = rejected_count + ? "
+    "WHERE source_id = ? AND generation = ? AND byte_offset = ?"
+)
+
 
 class MetricRow(NamedTuple):
     """A line as a row of ``metrics``.
@@ -248,14 +255,6 @@ def _renamed(line: ParsedLine, name: str) -> ParsedLine:
 
 def _with_values(line: ParsedLine, values: Mapping[str, Any]) -> ParsedLine:
     return line._replace(data=orjson.dumps(values).decode(), values=values)
-
-
-_ADVANCE = (
-    "UPDATE metric_sources SET inode = ?, generation = ?, byte_offset = ?, skipping = ?, "
-    "fingerprint = ?, first_generation = ?, line_count = line_count + ?, "
-    "rejected_count = rejected_count + ? "
-    "WHERE source_id = ? AND generation = ? AND byte_offset = ?"
-)
 
 
 def store_batch(

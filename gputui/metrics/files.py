@@ -26,6 +26,9 @@ SEARCH_SHARE = 0.02
 # names.
 _ROTATED = re.compile(r"[.-]\d+")
 
+# Up to the first wildcard that is not escaped.
+_FIXED = re.compile(r"(?:[^*?\[]|\[[*?\[]\])*")
+
 
 def ends(descriptor: int, offset: int) -> tuple[bytes, bytes]:
     """The bytes before ``offset`` that make up its fingerprint."""
@@ -66,10 +69,6 @@ def state_at(path: Path, offset: int) -> SourceState | None:
 
 def has_wildcards(pattern: str) -> bool:
     return "*" in pattern or "?" in pattern
-
-
-# Up to the first wildcard that is not escaped.
-_FIXED = re.compile(r"(?:[^*?\[]|\[[*?\[]\])*")
 
 
 def fixed_part(pattern: str) -> Path:

@@ -43,6 +43,9 @@ SPARK_POINTS = 24  # two for each column of the list of runs
 THROUGHPUT = ("samples_per_s", "tokens_per_s", "images_per_s", "steps_per_s")
 """Common names of a throughput metric, best first."""
 
+STRAGGLER_RATIO = 1.2
+"""Least ``slowdown`` of a rank that holds the others up."""
+
 
 class RankRow(NamedTuple):
     """One rank's newest metrics, None what it has not reported.
@@ -83,10 +86,6 @@ class RankRow(NamedTuple):
     def is_slow(self) -> bool:
         """True if this rank holds the others up."""
         return self.slowdown is not None and self.slowdown >= STRAGGLER_RATIO
-
-
-STRAGGLER_RATIO = 1.2
-"""Least ``slowdown`` of a rank that holds the others up."""
 
 
 class Progress(Struct, frozen=True):

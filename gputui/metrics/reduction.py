@@ -23,6 +23,19 @@ fill the disk."""
 _NUMBERS = frozenset({int, float})
 _UNKNOWN = math.nan
 
+# One look-up per name; a scan of all rows of an attempt would take longer the longer it runs.
+_ROWS_OF_ALL = """
+WITH RECURSIVE names (name) AS (
+    SELECT min(name) FROM metric_envelopes WHERE source_id = :source AND attempt = :attempt
+    UNION ALL
+    SELECT (SELECT min(e.name) FROM metric_envelopes AS e
+            WHERE e.source_id = :source AND e.attempt = :attempt AND e.name > names.name)
+    FROM names WHERE names.name IS NOT NULL
+)
+SELECT e.name, e.entries FROM names CROSS JOIN metric_envelopes AS e
+ON e.source_id = :source AND e.attempt = :attempt AND e.name = names.name AND e.level = :level AND e.number = :number
+"""
+
 
 class MetricLine(NamedTuple):
     """A line with a step, of rank 0 or without a rank.
@@ -131,20 +144,6 @@ def _append(
     rows = connection.execute(_ROWS_OF_ALL, {"source": key[0], "attempt": key[1], "level": level, "number": number})
     above = {name: envelopes.join(number, envelopes.unpack(number, packed)) for name, packed in rows.fetchall()}
     _append(connection, key, level + 1, number, above)
-
-
-# One look-up per name; a scan of all rows of an attempt would take longer the longer it runs.
-_ROWS_OF_ALL = """
-WITH RECURSIVE names (name) AS (
-    SELECT min(name) FROM metric_envelopes WHERE source_id = :source AND attempt = :attempt
-    UNION ALL
-    SELECT (SELECT min(e.name) FROM metric_envelopes AS e
-            WHERE e.source_id = :source AND e.attempt = :attempt AND e.name > names.name)
-    FROM names WHERE names.name IS NOT NULL
-)
-SELECT e.name, e.entries FROM names CROSS JOIN metric_envelopes AS e
-ON e.source_id = :source AND e.attempt = :attempt AND e.name = names.name AND e.level = :level AND e.number = :number
-"""
 
 
 def _time_of(line: MetricLine) -> float:

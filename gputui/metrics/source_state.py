@@ -10,6 +10,12 @@ from msgspec import Struct
 
 from gputui.store.metrics.stored_lines import FilePosition
 
+# Behind every attempt at one place.
+_ANY_ATTEMPT = 2**63
+
+# Of more, every other one is left out, but not the newest.
+_MOST_MARKS = 512
+
 
 class SourceState(Struct, frozen=True):
     """The read position of a source: the committed columns of ``metric_sources``.
@@ -48,10 +54,6 @@ class Boundary(NamedTuple):
     attempt: int
 
 
-# Behind every attempt at one place.
-_ANY_ATTEMPT = 2**63
-
-
 def owner(boundaries: Sequence[Boundary], position: FilePosition) -> tuple[int | None, FilePosition, int | None]:
     """Find the attempt of the line at a position.
 
@@ -69,10 +71,6 @@ def owner(boundaries: Sequence[Boundary], position: FilePosition) -> tuple[int |
     if not index:
         return None, position, end
     return boundaries[index - 1].attempt, boundaries[index - 1][:2], end
-
-
-# Of more, every other one is left out, but not the newest.
-_MOST_MARKS = 512
 
 
 class Arrivals:

@@ -29,6 +29,8 @@ MARGIN = 0.95
 
 _LENGTH_WORDS = {"step", "steps", "epoch", "epochs", "seed", "every", "interval", "warmup", "log"}
 
+_PLURALS = {"is": "are", "has": "have", "waits": "wait", "answers": "answer"}
+
 
 class GpuSituation(Struct, frozen=True):
     """The condition of this machine's GPUs, and its queue. ``promised`` says which queued run has a
@@ -173,9 +175,6 @@ def _candidates(request: GpuRequest, situation: GpuSituation) -> list[GpuConditi
     if request.uuids:
         return [by_uuid[uuid] for uuid in request.uuids if uuid in by_uuid]
     return sorted(situation.conditions, key=lambda gpu: gpu.facts.index)
-
-
-_PLURALS = {"is": "are", "has": "have", "waits": "wait", "answers": "answer"}
 
 
 def _sentence(first: str, by_index: Mapping[int, str]) -> str:

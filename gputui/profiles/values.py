@@ -34,6 +34,9 @@ from gputui.runs.spec import Scalar
 _OWN_ENVIRONMENT = re.compile(r"GPUTUI_.*|CUDA_VISIBLE_DEVICES|CUDA_DEVICE_ORDER|TORCHELASTIC_ERROR_FILE")
 _ENVIRONMENT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
+_NO_METRIC = r"names no metric; write a named group such as (?P<loss>\S+)"
+_NAMED_GROUP = re.compile(r"\(\?P<(\w+)")
+
 
 def _no_nul(text: str) -> str:
     if "\0" in text:
@@ -142,10 +145,6 @@ def _environment_name(name: str) -> str:
     if _ENVIRONMENT_NAME.fullmatch(name) is None:
         raise problem("an environment variable's name is letters, digits and '_', and begins with no digit")
     return name
-
-
-_NO_METRIC = r"names no metric; write a named group such as (?P<loss>\S+)"
-_NAMED_GROUP = re.compile(r"\(\?P<(\w+)")
 
 
 def _pattern(text: str) -> str:

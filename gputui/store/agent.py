@@ -14,6 +14,13 @@ from gputui.store.database import used_space
 from gputui.store.rollups import bounds, first_sample
 from gputui.store.rows import records
 
+DAY_SECONDS = 86400.0
+
+# Samples are needed until their hour is over and rolled up.
+LEAST_RAW_SECONDS = 2 * 3600.0
+RAW_SECONDS = 2 * DAY_SECONDS
+LEAST_BYTES = 16 << 20  # an empty database with its indexes and a few hours of one GPU
+
 
 class AgentView(Struct, frozen=True):
     """The agent's row. Times are UTC unix seconds.
@@ -45,14 +52,6 @@ class AgentView(Struct, frozen=True):
 def read_agent(connection: sqlite3.Connection) -> AgentView | None:
     """The newest agent of this store, live or not; None before the first one."""
     return next(iter(records(connection, AgentView, "SELECT * FROM agent")), None)
-
-
-DAY_SECONDS = 86400.0
-
-# Samples are needed until their hour is over and rolled up.
-LEAST_RAW_SECONDS = 2 * 3600.0
-RAW_SECONDS = 2 * DAY_SECONDS
-LEAST_BYTES = 16 << 20  # an empty database with its indexes and a few hours of one GPU
 
 
 class Retention(Struct, frozen=True):

@@ -37,6 +37,8 @@ __all__ = ["RunLookupError", "StoreError"]
 Home = str | os.PathLike[str] | None
 """The folder of ``--home``; None for that of ``gputui`` without it."""
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptRecord:
@@ -132,9 +134,6 @@ class GpuPoint:
     power_watts: float | None
     sm_clock_mhz: float | None
     run: str | None
-
-
-T = TypeVar("T")
 
 
 class Table(list[T], Generic[T]):

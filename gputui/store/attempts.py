@@ -20,6 +20,9 @@ from gputui.store.rows import named_rows, records
 
 Json = Any
 
+SECONDS_PER_HOUR = 3600.0
+JOULES_PER_KWH = 3.6e6
+
 
 class FellowStay(Struct, frozen=True):
     """An attempt of another run on the same GPU from ``begin`` to ``end`` (None: still there). ``weight`` is the part
@@ -283,10 +286,6 @@ def _shared_parts(begin: float, end: float, others: Sequence[FellowStay]) -> Ite
     for earlier, later in itertools.pairwise(sorted(moments)):
         weights = (weight for since, last, weight in overlaps if since <= earlier and later <= last)
         yield later - earlier, sum(weights)
-
-
-SECONDS_PER_HOUR = 3600.0
-JOULES_PER_KWH = 3.6e6
 
 
 class AttemptCost(Struct, frozen=True):

@@ -15,6 +15,15 @@ from msgspec import Struct
 from gputui.core.config import PRIVATE_FILE_MODE
 from gputui.store.rows import insert, json_mapping, records
 
+ANSWER_SECONDS = 20.0  # the agent answers in one turn; a slow disk may take some seconds
+# A resume reads whole checkpoints, which may have hundreds of gigabytes.
+RESUME_SECONDS = 1800.0
+
+RESUME = "resume"
+"""The verb that continues a run that is over."""
+NO_CHECKPOINT = "no_checkpoint"
+"""A kind of refusal: no checkpoint can be resumed from, and waiting does not help."""
+
 
 class WithdrawnError(Exception):
     """The client has withdrawn the command: it must not be carried out."""
@@ -24,10 +33,6 @@ class NotWithdrawnError(Exception):
     """A command that was not answered could not be withdrawn: it may still be carried out."""
 
 
-ANSWER_SECONDS = 20.0  # the agent answers in one turn; a slow disk may take some seconds
-# A resume reads whole checkpoints, which may have hundreds of gigabytes.
-RESUME_SECONDS = 1800.0
-
 CommandState = Literal["pending", "done", "refused"]
 
 AgentVerb = Literal[
@@ -36,12 +41,6 @@ AgentVerb = Literal[
     "study", "study_pause", "study_resume", "study_stop", "study_extend", "study_enqueue", "study_prune", "study_keep",
 ]  # fmt: skip
 """What the agent can be asked for. A client of another version may ask for more."""
-
-
-RESUME = "resume"
-"""The verb that continues a run that is over."""
-NO_CHECKPOINT = "no_checkpoint"
-"""A kind of refusal: no checkpoint can be resumed from, and waiting does not help."""
 
 
 class CommandAnswer(Struct, frozen=True):

@@ -20,6 +20,13 @@ from gputui.store.rows import json_items, json_mapping, named_rows
 CUDA_OOM = "cuda_oom"
 """The kind of incident of an attempt that ran out of GPU memory (`gputui.recovery.kinds`)."""
 
+PEAK_METRIC = "gpu_mem_peak"
+"""The metric with a rank's peak in bytes (docs/profiles.md)."""
+
+RUNS_LOOKED_AT = 50  # the newest runs of a profile tell what it needs today
+PROCESS_SETS_LOOKED_AT = 60
+"""Number of newest sets of each GPU that are searched."""
+
 
 class Stay(Struct, frozen=True):
     """A GPU held from ``begin`` to ``end``, UTC unix seconds."""
@@ -150,14 +157,6 @@ def _count(
     if used is None:
         return None
     return int(used)
-
-
-PEAK_METRIC = "gpu_mem_peak"
-"""The metric with a rank's peak in bytes (docs/profiles.md)."""
-
-RUNS_LOOKED_AT = 50  # the newest runs of a profile tell what it needs today
-PROCESS_SETS_LOOKED_AT = 60
-"""Number of newest sets of each GPU that are searched."""
 
 
 class PastPeak(Struct, frozen=True):

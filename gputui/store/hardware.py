@@ -40,6 +40,41 @@ LOOK_BACK_SECONDS = 86_400.0
 
 SETS_READ = 500  # changes of the processes on a GPU: some days of a shared one
 
+_SAMPLED = (
+    "at", "utilization_percent", "memory_utilization_percent", "memory_used_bytes", "memory_reserved_bytes",
+    "temperature_celsius", "power_watts", "power_limit_watts", "sm_clock_mhz", "memory_clock_mhz", "performance_state",
+)  # fmt: skip
+"""The fields of `GpuView` that are columns of a sample."""
+
+_PLAIN = ("uuid", "name", "last_seen_at", "event_at", "event_code", "event_text", "locked_by", *_SAMPLED)
+"""The fields of `GpuView` that are columns of `_GPUS`."""
+
+_GPUS = f"""
+SELECT g.gpu_id, g.first_seen_at, g.uuid, g.position, g.name, g.facts, {", ".join(f"s.{name}" for name in _SAMPLED)},
+    s.state, s.memory_total_bytes, s.throttle_reasons, iif(:is_past, NULL, g.slow) AS slow,
+    iif(:is_past, CASE (SELECT event FROM gpu_events WHERE uuid = g.uuid AND at <= :at
+            AND event IN ('lost', 'returned') ORDER BY at DESC LIMIT 1)
+        WHEN 'lost' THEN 0 WHEN 'returned' THEN 1 ELSE g.present OR g.last_seen_at > :at END, g.present) AS present,
+    iif(:is_past, (SELECT processes FROM gpu_process_sets WHERE gpu_id = g.gpu_id AND at <= :at
+        ORDER BY at DESC LIMIT 1), g.processes) AS processes,
+    iif(:is_past, NULL, (SELECT json_group_array(json_array(run_id, name)) FROM (SELECT run_id, name FROM leases
+        JOIN runs USING (run_id) WHERE gpu_uuid = g.uuid ORDER BY since, run_id))) AS holders,
+    iif(:is_past, NULL, (SELECT json_group_object(run_id, share) FROM leases WHERE gpu_uuid = g.uuid AND share < 1))
+        AS shares,
+    iif(:is_past, NULL, (SELECT coalesce(study_id, '') FROM leases JOIN runs USING (run_id)
+        WHERE gpu_uuid = g.uuid AND share < 1 LIMIT 1)) AS shared_by,
+    iif(:is_past, NULL, g.locked_by) AS locked_by, iif(:is_past, 0, g.is_excluded) AS is_excluded,
+    min(g.last_seen_at, :at) AS last_seen_at, e.at AS event_at, e.code AS event_code, e.text AS event_text
+FROM gpus AS g
+LEFT JOIN (SELECT uuid, code, text, max(at) AS at FROM (SELECT * FROM gpu_events WHERE at <= :at
+    ORDER BY at DESC LIMIT {_EVENTS_LOOKED_AT}) GROUP BY uuid) AS e ON e.uuid = g.uuid
+LEFT JOIN gpu_samples AS s
+    ON s.gpu_id = g.gpu_id AND s.at = (SELECT max(at) FROM gpu_samples WHERE gpu_id = g.gpu_id AND at <= :at)
+ORDER BY g.position, g.gpu_id
+"""  # noqa: S608 - fixed names
+
+_HOST_COLUMNS = tuple(name for name in HostSample.__struct_fields__ if name != "at")
+
 
 class ProcessView(GpuProcess, frozen=True):
     """A process with memory on a GPU, and the run that it belongs to."""
@@ -120,40 +155,6 @@ class Idleness(NamedTuple):
 
     since: float | None
     was_busy: bool
-
-
-_SAMPLED = (
-    "at", "utilization_percent", "memory_utilization_percent", "memory_used_bytes", "memory_reserved_bytes",
-    "temperature_celsius", "power_watts", "power_limit_watts", "sm_clock_mhz", "memory_clock_mhz", "performance_state",
-)  # fmt: skip
-"""The fields of `GpuView` that are columns of a sample."""
-
-_PLAIN = ("uuid", "name", "last_seen_at", "event_at", "event_code", "event_text", "locked_by", *_SAMPLED)
-"""The fields of `GpuView` that are columns of `_GPUS`."""
-
-_GPUS = f"""
-SELECT g.gpu_id, g.first_seen_at, g.uuid, g.position, g.name, g.facts, {", ".join(f"s.{name}" for name in _SAMPLED)},
-    s.state, s.memory_total_bytes, s.throttle_reasons, iif(:is_past, NULL, g.slow) AS slow,
-    iif(:is_past, CASE (SELECT event FROM gpu_events WHERE uuid = g.uuid AND at <= :at
-            AND event IN ('lost', 'returned') ORDER BY at DESC LIMIT 1)
-        WHEN 'lost' THEN 0 WHEN 'returned' THEN 1 ELSE g.present OR g.last_seen_at > :at END, g.present) AS present,
-    iif(:is_past, (SELECT processes FROM gpu_process_sets WHERE gpu_id = g.gpu_id AND at <= :at
-        ORDER BY at DESC LIMIT 1), g.processes) AS processes,
-    iif(:is_past, NULL, (SELECT json_group_array(json_array(run_id, name)) FROM (SELECT run_id, name FROM leases
-        JOIN runs USING (run_id) WHERE gpu_uuid = g.uuid ORDER BY since, run_id))) AS holders,
-    iif(:is_past, NULL, (SELECT json_group_object(run_id, share) FROM leases WHERE gpu_uuid = g.uuid AND share < 1))
-        AS shares,
-    iif(:is_past, NULL, (SELECT coalesce(study_id, '') FROM leases JOIN runs USING (run_id)
-        WHERE gpu_uuid = g.uuid AND share < 1 LIMIT 1)) AS shared_by,
-    iif(:is_past, NULL, g.locked_by) AS locked_by, iif(:is_past, 0, g.is_excluded) AS is_excluded,
-    min(g.last_seen_at, :at) AS last_seen_at, e.at AS event_at, e.code AS event_code, e.text AS event_text
-FROM gpus AS g
-LEFT JOIN (SELECT uuid, code, text, max(at) AS at FROM (SELECT * FROM gpu_events WHERE at <= :at
-    ORDER BY at DESC LIMIT {_EVENTS_LOOKED_AT}) GROUP BY uuid) AS e ON e.uuid = g.uuid
-LEFT JOIN gpu_samples AS s
-    ON s.gpu_id = g.gpu_id AND s.at = (SELECT max(at) FROM gpu_samples WHERE gpu_id = g.gpu_id AND at <= :at)
-ORDER BY g.position, g.gpu_id
-"""  # noqa: S608 - fixed names
 
 
 def read_gpus(
@@ -417,9 +418,6 @@ def host_history(connection: sqlite3.Connection, since: float, end: float, bucke
     """Means over ``buckets`` equal spans of [since, end)."""
     grid = rollups.SpanGrid.equal_parts(since, end, buckets)
     return HostHistory(*rollups.means(connection, series.HOST, series.HOST_ID, HostHistory.__struct_fields__, grid))
-
-
-_HOST_COLUMNS = tuple(name for name in HostSample.__struct_fields__ if name != "at")
 
 
 def read_host(connection: sqlite3.Connection, at: float | None = None) -> HostSample | None:

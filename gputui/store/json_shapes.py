@@ -28,6 +28,17 @@ _NO_COST: Shape = {
     **dict.fromkeys(("lost_steps", "lost_seconds", "lost_gpu_hours")), "lost_steps_is_at_least": False,
 }  # fmt: skip
 
+# Of a GPU: its newest values with its names, and its constant properties.
+_VIEW_FIELDS = (
+    "index", "uuid", "name", "utilization_percent", "memory_used_bytes", "memory_reserved_bytes", "memory_total_bytes",
+    "temperature_celsius", "power_watts", "power_limit_watts", "sm_clock_mhz",
+)  # fmt: skip
+_FACT_FIELDS = (
+    "pci_bus_id", "temperature_slowdown_celsius", "temperature_shutdown_celsius", "power_limit_default_watts",
+    "power_limit_max_watts", "pcie_generation_max", "pcie_width_max", "compute_capability", "persistence_mode",
+    "mig_mode", "memory_is_unified",
+)  # fmt: skip
+
 
 def rounded(value: float | None, digits: int) -> float | None:
     if value is None:
@@ -44,18 +55,6 @@ def number_or_word(value: float | None) -> float | str | None:
     if value > 0:
         return "Infinity"
     return "-Infinity"
-
-
-# Of a GPU: its newest values with its names, and its constant properties.
-_VIEW_FIELDS = (
-    "index", "uuid", "name", "utilization_percent", "memory_used_bytes", "memory_reserved_bytes", "memory_total_bytes",
-    "temperature_celsius", "power_watts", "power_limit_watts", "sm_clock_mhz",
-)  # fmt: skip
-_FACT_FIELDS = (
-    "pci_bus_id", "temperature_slowdown_celsius", "temperature_shutdown_celsius", "power_limit_default_watts",
-    "power_limit_max_watts", "pcie_generation_max", "pcie_width_max", "compute_capability", "persistence_mode",
-    "mig_mode", "memory_is_unified",
-)  # fmt: skip
 
 
 def gpu_shape(

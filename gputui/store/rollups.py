@@ -15,6 +15,24 @@ from gputui.store.database import one_moment
 from gputui.store.rows import named_rows
 from gputui.store.series import GPU, HOST, HOST_ID, Series
 
+_ALL = ("mean", "min", "max", "p95")
+_NO_PERCENTILE = ("mean", "min", "max")
+
+MINUTE = 60
+HOUR = 3600
+DAY = 86_400
+
+# Weighted by samples; rows without a value are left out.
+_MEAN_OF_ROLLUPS = "sum({0}_mean * sample_count) / sum(CASE WHEN {0}_mean NOTNULL THEN sample_count END)"
+
+# SQL for the number of samples, and per column for its number of values, extremes and sum.
+_OF_SAMPLES = ("count(*)", "count({0}), min({0}), max({0}), total({0})")
+_OF_ROLLUPS = (
+    "sum(sample_count)",
+    "total(CASE WHEN {0}_mean NOTNULL THEN sample_count END), min({0}_min), max({0}_max), "
+    "total({0}_mean * sample_count)",
+)
+
 
 class Kept(NamedTuple):
     """A column of samples and its kept statistics. Means are rounded to ``digits`` decimals."""
@@ -23,9 +41,6 @@ class Kept(NamedTuple):
     parts: tuple[str, ...]
     digits: int
 
-
-_ALL = ("mean", "min", "max", "p95")
-_NO_PERCENTILE = ("mean", "min", "max")
 
 GPU_KEPT = (
     Kept("utilization_percent", _ALL, 2),
@@ -76,11 +91,6 @@ def _parts(values: Sequence[float], digits: int) -> Mapping[str, float | int]:
         "max": values[-1],
         "p95": values[math.ceil(0.95 * len(values)) - 1],
     }
-
-
-MINUTE = 60
-HOUR = 3600
-DAY = 86_400
 
 
 class GpuHistory(Struct, frozen=True):
@@ -184,10 +194,6 @@ def _rollup_table(gpu_id: int, name: str) -> str:
     if gpu_id == HOST_ID:
         return f"host_{name}"
     return f"gpu_{name}"
-
-
-# Weighted by samples; rows without a value are left out.
-_MEAN_OF_ROLLUPS = "sum({0}_mean * sample_count) / sum(CASE WHEN {0}_mean NOTNULL THEN sample_count END)"
 
 
 def _rows_by_span(
@@ -391,12 +397,3 @@ def _sample_span(row: Sequence[Any]) -> SampleSpan:
         mean = total / count if count else None
         columns.append(ColumnSummary(int(count), low, high, mean))
     return SampleSpan(number, first_at, last_at, int(sample_count), columns)
-
-
-# SQL for the number of samples, and per column for its number of values, extremes and sum.
-_OF_SAMPLES = ("count(*)", "count({0}), min({0}), max({0}), total({0})")
-_OF_ROLLUPS = (
-    "sum(sample_count)",
-    "total(CASE WHEN {0}_mean NOTNULL THEN sample_count END), min({0}_min), max({0}_max), "
-    "total({0}_mean * sample_count)",
-)

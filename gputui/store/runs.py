@@ -43,6 +43,63 @@ _MATCHES_NAMED = 6  # runs of one name that an error lists: a line of a terminal
 _NAMES_COMPARED = 500  # newest runs whose names may be meant: comparing them takes some milliseconds
 _NEAREST_NAMED = 3  # more suggestions are none
 
+_DERIVED = (
+    "state", "params", "gpus", "placement", "holds_gpus", "stop", "tags", "metric", "roles", "unsound_since",
+    "has_checkpoint",
+)  # fmt: skip
+"""The fields of `Run` that `_run` makes from columns of `_RUNS`."""
+
+_USABLE = "gone_at IS NULL AND verdict NOT IN ('invalid', 'cut', 'left', 'struck')"
+
+_RESUMABLE = f"""FROM checkpoints AS c WHERE c.run_id = r.run_id AND {_USABLE}
+    AND origin IN ('run', 'named') AND c.attempt >= coalesce((SELECT max(number) FROM attempts
+        WHERE run_id = r.run_id AND resumed_from IS NULL), 0)"""  # noqa: S608 - fixed names
+
+_RUNS = f"""
+SELECT r.*, r.spec AS spec_json,
+    a.state AS attempt_state, a.started_at AS attempt_started_at,
+    a.exited_at AS attempt_exited_at,
+    CASE WHEN r.state IN ('starting', 'running', 'stopping') THEN a.last_step ELSE (
+        SELECT s.last_step FROM attempts AS s WHERE s.run_id = r.run_id AND s.last_step IS NOT NULL
+        ORDER BY s.number DESC LIMIT 1) END AS last_step,
+    a.resumed_step AS attempt_resumed_step, a.gpus AS attempt_gpus,
+    {", ".join(f"p.{name} AS placement_{name}" for name in PlacementView.__struct_fields__)},
+    (SELECT json_group_array(gpu_uuid) FROM leases WHERE run_id = r.run_id) AS leased,
+    (SELECT sum(coalesce(q.ran_seconds, e.exit ->> '$.ran_seconds',
+            max(0.0, e.ended_at - coalesce(e.started_at, e.ended_at))))
+        FROM attempts AS e LEFT JOIN placements AS q ON q.run_id = e.run_id AND q.attempt = e.number
+        WHERE e.run_id = r.run_id AND e.ended_at IS NOT NULL) AS ended_seconds,
+    CASE WHEN r.state = 'starting' OR (r.state = 'running' AND a.first_step_at IS NULL) THEN (
+        SELECT b.first_step_at - b.started_at FROM runs AS p JOIN attempts AS b USING (run_id)
+        WHERE p.profile = r.profile AND b.first_step_at >= b.started_at ORDER BY b.created_at DESC LIMIT 1)
+        END AS usual_start_seconds,
+    CASE WHEN r.state = 'running' AND a.first_step_at IS NULL THEN (
+        SELECT n.text FROM observations AS n WHERE n.run_id = r.run_id AND n.attempt = r.attempt
+        AND n.kind = 'no_metrics' AND NOT EXISTS
+            (SELECT 1 FROM metric_sources AS m WHERE m.run_id = r.run_id AND m.line_count > 0) LIMIT 1)
+        END AS no_metrics,
+    CASE r.state WHEN 'stopping' THEN (
+        SELECT max(at) FROM transitions WHERE run_id = r.run_id AND to_state = 'stopping') END AS stop_since,
+    CASE r.state WHEN 'stopping' THEN (
+        SELECT max(step) FROM checkpoints WHERE run_id = r.run_id AND {_USABLE}) END AS saved_step,
+    CASE WHEN r.state NOT IN {_OVER} THEN NULL
+        WHEN EXISTS (SELECT 1 {_RESUMABLE}) THEN 1
+        WHEN r.attempt = 0 OR a.scanned_at >= a.ended_at THEN 0 END AS has_checkpoint,
+    CASE WHEN r.state IN {_OVER} THEN (SELECT max(c.step) {_RESUMABLE}) END AS checkpoint_step,
+    a.stop_requested, a.launch AS attempt_launch, a.exit AS attempt_exit, l.tags, l.note, t.state AS trial_state,
+    z.size_bytes,
+    {", ".join(f"o.{name} AS role_{name}" for name in MetricRoles.__struct_fields__)},
+    (SELECT CASE json_array_length(spec, '$.objectives') WHEN 1 THEN spec ->> '$.objectives[0].metric' END
+        FROM studies WHERE study_id = r.study_id AND json_valid(spec)) AS objective
+FROM runs AS r
+LEFT JOIN attempts AS a ON a.run_id = r.run_id AND a.number = r.attempt
+LEFT JOIN placements AS p ON p.run_id = r.run_id AND p.attempt = r.attempt
+LEFT JOIN run_labels AS l ON l.run_id = r.run_id
+LEFT JOIN run_sizes AS z ON z.run_id = r.run_id
+LEFT JOIN metric_roles AS o ON o.run_id = r.run_id
+LEFT JOIN trials AS t ON t.study_id = r.study_id AND t.number = r.trial
+"""  # noqa: S608 - fixed names
+
 
 class StopRequest(NamedTuple):
     """A stop in progress.
@@ -203,65 +260,8 @@ class RunLookupError(ExplainedError, LookupError):
         self.candidates = candidates
 
 
-_DERIVED = (
-    "state", "params", "gpus", "placement", "holds_gpus", "stop", "tags", "metric", "roles", "unsound_since",
-    "has_checkpoint",
-)  # fmt: skip
-"""The fields of `Run` that `_run` makes from columns of `_RUNS`."""
-
 _PLAIN = tuple(name for name in Run.__struct_fields__ if name not in _DERIVED)
 """The fields of `Run` that are columns of `_RUNS`."""
-
-_USABLE = "gone_at IS NULL AND verdict NOT IN ('invalid', 'cut', 'left', 'struck')"
-
-_RESUMABLE = f"""FROM checkpoints AS c WHERE c.run_id = r.run_id AND {_USABLE}
-    AND origin IN ('run', 'named') AND c.attempt >= coalesce((SELECT max(number) FROM attempts
-        WHERE run_id = r.run_id AND resumed_from IS NULL), 0)"""  # noqa: S608 - fixed names
-
-_RUNS = f"""
-SELECT r.*, r.spec AS spec_json,
-    a.state AS attempt_state, a.started_at AS attempt_started_at,
-    a.exited_at AS attempt_exited_at,
-    CASE WHEN r.state IN ('starting', 'running', 'stopping') THEN a.last_step ELSE (
-        SELECT s.last_step FROM attempts AS s WHERE s.run_id = r.run_id AND s.last_step IS NOT NULL
-        ORDER BY s.number DESC LIMIT 1) END AS last_step,
-    a.resumed_step AS attempt_resumed_step, a.gpus AS attempt_gpus,
-    {", ".join(f"p.{name} AS placement_{name}" for name in PlacementView.__struct_fields__)},
-    (SELECT json_group_array(gpu_uuid) FROM leases WHERE run_id = r.run_id) AS leased,
-    (SELECT sum(coalesce(q.ran_seconds, e.exit ->> '$.ran_seconds',
-            max(0.0, e.ended_at - coalesce(e.started_at, e.ended_at))))
-        FROM attempts AS e LEFT JOIN placements AS q ON q.run_id = e.run_id AND q.attempt = e.number
-        WHERE e.run_id = r.run_id AND e.ended_at IS NOT NULL) AS ended_seconds,
-    CASE WHEN r.state = 'starting' OR (r.state = 'running' AND a.first_step_at IS NULL) THEN (
-        SELECT b.first_step_at - b.started_at FROM runs AS p JOIN attempts AS b USING (run_id)
-        WHERE p.profile = r.profile AND b.first_step_at >= b.started_at ORDER BY b.created_at DESC LIMIT 1)
-        END AS usual_start_seconds,
-    CASE WHEN r.state = 'running' AND a.first_step_at IS NULL THEN (
-        SELECT n.text FROM observations AS n WHERE n.run_id = r.run_id AND n.attempt = r.attempt
-        AND n.kind = 'no_metrics' AND NOT EXISTS
-            (SELECT 1 FROM metric_sources AS m WHERE m.run_id = r.run_id AND m.line_count > 0) LIMIT 1)
-        END AS no_metrics,
-    CASE r.state WHEN 'stopping' THEN (
-        SELECT max(at) FROM transitions WHERE run_id = r.run_id AND to_state = 'stopping') END AS stop_since,
-    CASE r.state WHEN 'stopping' THEN (
-        SELECT max(step) FROM checkpoints WHERE run_id = r.run_id AND {_USABLE}) END AS saved_step,
-    CASE WHEN r.state NOT IN {_OVER} THEN NULL
-        WHEN EXISTS (SELECT 1 {_RESUMABLE}) THEN 1
-        WHEN r.attempt = 0 OR a.scanned_at >= a.ended_at THEN 0 END AS has_checkpoint,
-    CASE WHEN r.state IN {_OVER} THEN (SELECT max(c.step) {_RESUMABLE}) END AS checkpoint_step,
-    a.stop_requested, a.launch AS attempt_launch, a.exit AS attempt_exit, l.tags, l.note, t.state AS trial_state,
-    z.size_bytes,
-    {", ".join(f"o.{name} AS role_{name}" for name in MetricRoles.__struct_fields__)},
-    (SELECT CASE json_array_length(spec, '$.objectives') WHEN 1 THEN spec ->> '$.objectives[0].metric' END
-        FROM studies WHERE study_id = r.study_id AND json_valid(spec)) AS objective
-FROM runs AS r
-LEFT JOIN attempts AS a ON a.run_id = r.run_id AND a.number = r.attempt
-LEFT JOIN placements AS p ON p.run_id = r.run_id AND p.attempt = r.attempt
-LEFT JOIN run_labels AS l ON l.run_id = r.run_id
-LEFT JOIN run_sizes AS z ON z.run_id = r.run_id
-LEFT JOIN metric_roles AS o ON o.run_id = r.run_id
-LEFT JOIN trials AS t ON t.study_id = r.study_id AND t.number = r.trial
-"""  # noqa: S608 - fixed names
 
 
 def read_runs(

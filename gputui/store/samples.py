@@ -13,6 +13,11 @@ from gputui.store.series import GPU, Series
 
 Row = tuple[Any, ...]
 
+WINDOW_COLUMNS = (
+    "at", "gpu", "uuid", "state", "utilization_percent", "memory_used_bytes", "memory_total_bytes",
+    "temperature_celsius", "power_watts", "power_limit_watts", "sm_clock_mhz", "throttle_reasons",
+)  # fmt: skip
+
 
 def gpu_ids(connection: sqlite3.Connection, uuids: Sequence[str]) -> dict[str, int]:
     """The ids of the known GPUs among these, by UUID."""
@@ -47,12 +52,6 @@ def newest(
     if rows:
         return rows[0]
     return None
-
-
-WINDOW_COLUMNS = (
-    "at", "gpu", "uuid", "state", "utilization_percent", "memory_used_bytes", "memory_total_bytes",
-    "temperature_celsius", "power_watts", "power_limit_watts", "sm_clock_mhz", "throttle_reasons",
-)  # fmt: skip
 
 
 def samples_between(

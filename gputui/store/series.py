@@ -19,6 +19,8 @@ HOST_ID = 0
 GpuState = Literal["ok", "stale", "lost", "error"]
 """Only views know ``stale``: the newest sample is too old."""
 
+_NUMBERS = {"float | None": True, "int | None": False, "bool | None": False}
+
 
 class GpuFacts(Struct, frozen=True):
     """Values that do not change while the driver is loaded; read once per session.
@@ -167,9 +169,6 @@ class Series(Struct, frozen=True, eq=False):
         if self is HOST:
             return ("1", ())
         return ("gpu_id = ?", (gpu_id,))
-
-
-_NUMBERS = {"float | None": True, "int | None": False, "bool | None": False}
 
 
 def _series(table: str, record: type) -> Series:

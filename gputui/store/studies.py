@@ -20,6 +20,9 @@ from gputui.store.rows import records
 
 SECONDS_PER_HOUR = 3600.0
 
+OUTSIDE = "outside"
+"""The origin of a trial that another process than gputui asked Optuna for, and runs."""
+
 
 class StudyState(StrEnum):
     """The state of a study. ``stopping``: no trial starts, and running ones are asked to stop;
@@ -84,8 +87,6 @@ _VERDICTS = frozenset(
 )
 
 
-OUTSIDE = "outside"
-"""The origin of a trial that another process than gputui asked Optuna for, and runs."""
 TrialWish = Literal["keep", "prune"]
 """What a person wants of a trial: never to be cut short, or to be cut short now."""
 

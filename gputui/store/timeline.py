@@ -27,6 +27,12 @@ TOGETHER_SECONDS = 1.0
 
 TICKS_KEPT = 400  # more than a wide terminal has columns
 
+_SOURCES: Sequence[tuple[TickKind, str, str]] = (
+    ("incident", "at, 'error', summary", "incidents"),
+    ("alert", "at, severity, sentence", "(SELECT raised_at AS at, severity, sentence FROM alerts)"),
+    ("event", "at, severity, message", "events"),
+)
+
 
 class Span(NamedTuple):
     """A time span. None is an open end: nothing was recorded before or after."""
@@ -132,13 +138,6 @@ def ticks(connection: sqlite3.Connection, start: float, end: float) -> tuple[Tic
         timeline_ticks += [Tick(at, kind, severity, text) for at, severity, text in rows]
     timeline_ticks += _checkpoints(connection, start, end)
     return tuple(sorted(timeline_ticks))
-
-
-_SOURCES: Sequence[tuple[TickKind, str, str]] = (
-    ("incident", "at, 'error', summary", "incidents"),
-    ("alert", "at, severity, sentence", "(SELECT raised_at AS at, severity, sentence FROM alerts)"),
-    ("event", "at, severity, message", "events"),
-)
 
 
 def _checkpoints(connection: sqlite3.Connection, start: float, end: float) -> list[Tick]:

@@ -25,6 +25,31 @@ Recompute = Literal["none", "selective", "operations", "full"]
 BatchSize = Annotated[int, Field(ge=1)] | Literal["auto"]
 Shares = dict[str, Annotated[float, Field(gt=0)]]
 
+T = TypeVar("T")
+
+_LATER = Path()  # a path that depends on the task and the environment
+_TEXTS: dict[str, Any] = {"type": ["string", "array"]}
+
+# Settings with words for on and off, which true and false stand for: supervisors know no other words, and YAML reads
+# off as false.
+SWITCHES: Mapping[str, tuple[str, str]] = {"gradient_checkpointing": ("none", "full"), "compile": ("off", "default")}
+_TRUTH = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+
+# Modes of torch.compile in which it records CUDA graphs.
+CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")
+
+# Where a task wants something other than the defaults above, which suit images of digits.
+_TEXT_DEFAULTS = {"steps": 200, "batch_size": 8, "weight_decay": 0.1, "validate_every": 100}
+TASK_DEFAULTS: dict[str, dict[str, Any]] = {
+    "classify": {},
+    "contrastive": {"augment": True},
+    "lm": _TEXT_DEFAULTS | {"lr": 3e-3, "width": 128, "dropout": 0.0},
+    "mlm": _TEXT_DEFAULTS | {"lr": 5e-4},
+}
+
+# Words for kinds of values that pydantic names otherwise.
+_KINDS = {"dict_type": "should be name: value", "tuple_type": "should be a list", "path_type": "should be a path"}
+
 
 class Scope(enum.Enum):
     """Why a setting has one value for a whole run; settings without a scope may differ between phases."""
@@ -33,12 +58,8 @@ class Scope(enum.Enum):
     SHAPE = enum.auto()  # weights depend on it: those of a checkpoint with another value cannot be loaded
 
 
-T = TypeVar("T")
 RunWide = Annotated[T, Scope.RUN]
 Shape = Annotated[T, Scope.SHAPE]
-
-_LATER = Path()  # a path that depends on the task and the environment
-_TEXTS: dict[str, Any] = {"type": ["string", "array"]}
 
 
 class _Group(BaseModel):
@@ -143,16 +164,6 @@ class ParallelSettings(_Group):
     cpu_offload: bool = Field(False, description="fsdp: keep weights and optimizer in host memory")
 
 
-# Settings with words for on and off, which true and false stand for: supervisors know no other words, and YAML reads
-# off as false.
-SWITCHES: Mapping[str, tuple[str, str]] = {"gradient_checkpointing": ("none", "full"), "compile": ("off", "default")}
-_TRUTH = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
-
-
-# Modes of torch.compile in which it records CUDA graphs.
-CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")
-
-
 class PrecisionSettings(_Group):
     """Numbers and memory"""
 
@@ -245,16 +256,6 @@ class TelemetrySettings(_Group):
     histograms_every: int = Field(0, ge=0, description="steps between histograms; 0: none")
     trace_every: int = Field(0, ge=0, description="steps between Chrome traces; 0: none")
     bottleneck_every: int = Field(100, ge=0, description="steps between verdicts on the speed; 0: none")
-
-
-# Where a task wants something other than the defaults above, which suit images of digits.
-_TEXT_DEFAULTS = {"steps": 200, "batch_size": 8, "weight_decay": 0.1, "validate_every": 100}
-TASK_DEFAULTS: dict[str, dict[str, Any]] = {
-    "classify": {},
-    "contrastive": {"augment": True},
-    "lm": _TEXT_DEFAULTS | {"lr": 3e-3, "width": 128, "dropout": 0.0},
-    "mlm": _TEXT_DEFAULTS | {"lr": 5e-4},
-}
 
 
 class Settings(
@@ -350,9 +351,6 @@ SHAPE_SETTINGS = tuple(name for name, setting in Settings.model_fields.items() i
 RUN_WIDE = frozenset(
     name for name, setting in Settings.model_fields.items() if any(isinstance(mark, Scope) for mark in setting.metadata)
 )
-
-# Words for kinds of values that pydantic names otherwise.
-_KINDS = {"dict_type": "should be name: value", "tuple_type": "should be a list", "path_type": "should be a path"}
 
 
 def flag(name: str) -> str:

@@ -36,6 +36,10 @@ _TRIED = 16  # images looked at for one that can be decoded
 
 Shape = tuple[int, int, int]  # channels, height, width
 
+_SIDE = 32
+_RECORD_BYTES = 1 + 3 * _SIDE * _SIDE  # the class and the pixels
+_CLASSES = 10
+
 
 class UndecodableError(ValueError):
     """These bytes are no image that can be used; the message says why."""
@@ -191,10 +195,6 @@ def _list_images(
 
 
 # --- CIFAR-10 ---------------------------------------------------------------------------------------------------------
-
-_SIDE = 32
-_RECORD_BYTES = 1 + 3 * _SIDE * _SIDE  # the class and the pixels
-_CLASSES = 10
 
 
 class Records(Split):

@@ -16,6 +16,13 @@ from trainer.data.images import resize
 from trainer.data.order import hashed
 from trainer.errors import TrainerError
 
+_CLASSES = 10
+_SIDE = 32
+_NOISE_BYTES = 1 << 22  # random bytes that the noise of every image is cut from
+_PATCHES = 4  # a class is a pattern of 4 x 4 patches
+_HELD_OUT = 1 << 40  # held-out samples are numbered from here
+_STRIDES = 16
+
 
 @dataclass(frozen=True)
 class ImageTable(Split):
@@ -52,14 +59,6 @@ def digits(settings: Settings) -> Images:
         shape=(1, images.shape[2], images.shape[3]),
         classes=tuple("0123456789"),
     )
-
-
-_CLASSES = 10
-_SIDE = 32
-_NOISE_BYTES = 1 << 22  # random bytes that the noise of every image is cut from
-_PATCHES = 4  # a class is a pattern of 4 x 4 patches
-_HELD_OUT = 1 << 40  # held-out samples are numbered from here
-_STRIDES = 16
 
 
 class SyntheticImages(Split):

@@ -15,6 +15,14 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from trainer.config.schema import Recompute
 from trainer.errors import SettingsError
 
+# Their results are expensive to compute, and no larger than what is computed from them.
+_ATEN = torch.ops.aten
+_KEPT = {
+    *(_ATEN.mm.default, _ATEN.addmm.default, _ATEN.bmm.default, _ATEN.convolution.default),
+    *(_ATEN._scaled_dot_product_flash_attention.default, _ATEN._scaled_dot_product_efficient_attention.default),
+    *(_ATEN._scaled_dot_product_cudnn_attention.default, _ATEN._scaled_dot_product_flash_attention_for_cpu.default),
+}
+
 
 def transformer_blocks(model: nn.Module) -> list[nn.Module]:
     """The repeated blocks of a network in order; empty if there are none.
@@ -98,15 +106,6 @@ def _contexts(norms: list[_BatchNorm], keeps_products: bool) -> tuple[Any, Any]:
     if norms:
         second = _statistics_kept(norms, second)
     return first, second
-
-
-# Their results are expensive to compute, and no larger than what is computed from them.
-_ATEN = torch.ops.aten
-_KEPT = {
-    *(_ATEN.mm.default, _ATEN.addmm.default, _ATEN.bmm.default, _ATEN.convolution.default),
-    *(_ATEN._scaled_dot_product_flash_attention.default, _ATEN._scaled_dot_product_efficient_attention.default),
-    *(_ATEN._scaled_dot_product_cudnn_attention.default, _ATEN._scaled_dot_product_flash_attention_for_cpu.default),
-}
 
 
 def _policy(context: Any, operation: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:

@@ -25,6 +25,22 @@ from trainer.models.deferred import give_first_values, without_memory
 from trainer.models.own import SMALLEST_IMAGE, ByteTransformer, Embedder, Logits, SmallCnn, attend
 from trainer.models.weights import load_weights, network_of
 
+# GPT-2's own approximation of GELU, in one kernel.
+_GELU = {"activation_function": "gelu_pytorch_tanh"}
+_ROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}
+_HIDDEN_DROPOUT = ("hidden_dropout_prob", "attention_probs_dropout_prob")
+
+_SMOLLM = {"intermediate_size": 1536, "num_key_value_heads": 3, "rms_norm_eps": 1e-5}
+
+_BOTTLENECK = {"layer_type": "bottleneck", "hidden_sizes": [256, 512, 1024, 2048]}
+
+_ATTENTION = "unmasked_sdpa"
+_VOCABULARY_UNIT = 64  # matrix products on GPUs are fast with such sizes; the further tokens never occur
+
+# Images up to this side get a stem that keeps their resolution; the usual one would leave 1/16 of their pixels.
+_SMALL_IMAGE = 64
+_MOST_PATCHES = 4096  # attention over more takes most of a GPU's memory for one image
+
 
 class _Family(NamedTuple):
     """Class names of transformers, the configuration's keys that take the dropout, and the values of all sizes."""
@@ -35,10 +51,6 @@ class _Family(NamedTuple):
     values: Mapping[str, Any]
 
 
-# GPT-2's own approximation of GELU, in one kernel.
-_GELU = {"activation_function": "gelu_pytorch_tanh"}
-_ROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}
-_HIDDEN_DROPOUT = ("hidden_dropout_prob", "attention_probs_dropout_prob")
 _GPT2 = _Family("GPT2Config", "GPT2LMHeadModel", ("resid_pdrop", "embd_pdrop", "attn_pdrop"), _GELU)
 _LLAMA = _Family("LlamaConfig", "LlamaForCausalLM", ("attention_dropout",), {"tie_word_embeddings": True, **_ROPE})
 _BERT = _Family("BertConfig", "BertForMaskedLM", _HIDDEN_DROPOUT, {})
@@ -51,7 +63,6 @@ def _sizes(width: int, layers: int, heads: int) -> dict[str, Any]:
     return {**sizes, "intermediate_size": 4 * width}
 
 
-_SMOLLM = {"intermediate_size": 1536, "num_key_value_heads": 3, "rms_norm_eps": 1e-5}
 _CAUSAL: dict[str, tuple[_Family, dict[str, Any]]] = {
     "gpt2": (_GPT2, {"n_embd": 768, "n_layer": 12, "n_head": 12}),
     "gpt2-medium": (_GPT2, {"n_embd": 1024, "n_layer": 24, "n_head": 16}),
@@ -64,7 +75,6 @@ _MASKED = {
     "bert-base": (_BERT, _sizes(768, 12, 12)),
     "bert-large": (_BERT, _sizes(1024, 24, 16)),
 }
-_BOTTLENECK = {"layer_type": "bottleneck", "hidden_sizes": [256, 512, 1024, 2048]}
 _VISION: dict[str, tuple[_Family, dict[str, Any]]] = {
     "resnet18": (_RESNET, {"layer_type": "basic", "hidden_sizes": [64, 128, 256, 512], "depths": [2, 2, 2, 2]}),
     "resnet50": (_RESNET, {**_BOTTLENECK, "depths": [3, 4, 6, 3]}),
@@ -76,13 +86,6 @@ _SIZES = {**_CAUSAL, **_MASKED, **_VISION}
 _IMAGES = ("cnn", *_VISION)
 # By task; the first is that of --model auto.
 NAMES = {"classify": _IMAGES, "contrastive": _IMAGES, "lm": ("bytes", *_CAUSAL), "mlm": tuple(_MASKED)}
-
-_ATTENTION = "unmasked_sdpa"
-_VOCABULARY_UNIT = 64  # matrix products on GPUs are fast with such sizes; the further tokens never occur
-
-# Images up to this side get a stem that keeps their resolution; the usual one would leave 1/16 of their pixels.
-_SMALL_IMAGE = 64
-_MOST_PATCHES = 4096  # attention over more takes most of a GPU's memory for one image
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,9 @@ from trainer.errors import SettingsError
 from trainer.models import flops_per_token
 from trainer.tasks.objective import Objective, uniform
 
+_NOT_LEARNT = -100  # as a target
+_MEASURED_CHUNK = 2048  # tokens; of 50 000 possible ones their logits in fp32 are 400 MB
+
 
 class LanguageObjective(Objective):
     """An objective over windows of `context` tokens, whose mean loss is in nats per predicted token."""
@@ -46,10 +49,6 @@ class LanguageObjective(Objective):
         if per_token is None:
             return None
         return per_token * self.context
-
-
-_NOT_LEARNT = -100  # as a target
-_MEASURED_CHUNK = 2048  # tokens; of 50 000 possible ones their logits in fp32 are 400 MB
 
 
 class NextToken(LanguageObjective):

@@ -28,6 +28,20 @@ T = TypeVar("T")
 
 # --- times of steps ---------------------------------------------------------------------------------------------------
 
+KEPT_TRACES = 5  # each has tens of megabytes
+_TOP = 3  # of the slowest kernels: a line of the log
+
+# Shares of a step. Worth acting on: below it, noise would change the verdict.
+NOTABLE = 0.15
+# Ranks of equal hardware differ by a few per cent; a larger difference has a cause.
+STRAGGLER_EXCESS = 0.15
+# A device busier than this would gain at most a tenth of the step from a faster host.
+BUSY = 0.90
+# One that is less busy loses more than a quarter of its time in gaps between kernels.
+IDLE = 0.75
+# A host that waits longer for its device is ahead of it; else the device waits for the host.
+HOST_AHEAD = 0.05
+
 
 @dataclass(frozen=True)
 class StepDurations:
@@ -151,9 +165,6 @@ def _mark(*, timing: bool = False) -> torch.cuda.Event:
 
 # --- Chrome traces, for chrome://tracing and https://ui.perfetto.dev --------------------------------------------------
 
-KEPT_TRACES = 5  # each has tens of megabytes
-_TOP = 3  # of the slowest kernels: a line of the log
-
 
 @dataclass
 class Trace:
@@ -250,17 +261,6 @@ _PEAKS: Mapping[str, Peak] = {
     "RTX 3090": Peak(71e12, 35.6e12, 35.6e12),
     "V100": Peak(125e12, 15.7e12, 15.7e12),
 }
-
-# Shares of a step. Worth acting on: below it, noise would change the verdict.
-NOTABLE = 0.15
-# Ranks of equal hardware differ by a few per cent; a larger difference has a cause.
-STRAGGLER_EXCESS = 0.15
-# A device busier than this would gain at most a tenth of the step from a faster host.
-BUSY = 0.90
-# One that is less busy loses more than a quarter of its time in gaps between kernels.
-IDLE = 0.75
-# A host that waits longer for its device is ahead of it; else the device waits for the host.
-HOST_AHEAD = 0.05
 
 
 def peak_flops(device_name: str, arithmetic: Arithmetic) -> float | None:

@@ -16,6 +16,14 @@ from gputui.store.metrics.envelopes import Stretch
 Pairs = Sequence[tuple[float, float]]
 """(x, y) pairs of an increasing function in order of x, linear in between."""
 
+MOST_MOMENTS = 256
+"""Most moments per attempt that are kept for `Frame.moment_at`."""
+
+PACE_SECONDS = 1.0
+"""Least time between two kept pairs of a moment and a step."""
+
+MOST_PAIRS = 20_000  # half a megabyte for each attempt, and finer than any screen
+
 
 class AxisTimeline(Struct, frozen=True):
     """The times of a run's attempts. ``begins`` and ``ends`` are UTC unix seconds by attempt,
@@ -55,10 +63,6 @@ class AxisTimeline(Struct, frozen=True):
                     return number
                 return None
         return None
-
-
-MOST_MOMENTS = 256
-"""Most moments per attempt that are kept for `Frame.moment_at`."""
 
 
 class AxisMap(Struct, frozen=True):
@@ -173,12 +177,6 @@ def monotonic_pairs(pairs: Pairs) -> list[tuple[float, float]]:
         if not pairs_in_order or (x > pairs_in_order[-1][0] and y >= pairs_in_order[-1][1]):
             pairs_in_order.append((x, y))
     return pairs_in_order
-
-
-PACE_SECONDS = 1.0
-"""Least time between two kept pairs of a moment and a step."""
-
-MOST_PAIRS = 20_000  # half a megabyte for each attempt, and finer than any screen
 
 
 class Paces:

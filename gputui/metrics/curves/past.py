@@ -18,6 +18,8 @@ from gputui.metrics.draw.bins import Bin
 from gputui.store.attempts import Attempt, cuts_of, read_attempts
 from gputui.store.metrics import queries
 
+C = TypeVar("C", RankCurve, HardwareCurve)
+
 
 class RunExtent(Struct, frozen=True):
     """The progress of a run at a moment (UTC unix seconds): its attempts, and the step that the
@@ -139,9 +141,6 @@ def _cut_attempts(
         redone = [one_bin for one_bin in bins if one_bin.first_x >= limit]
         bins_by_attempt.append(AttemptBins(attempt.attempt, current, redone))
     return bins_by_attempt
-
-
-C = TypeVar("C", RankCurve, HardwareCurve)
 
 
 def _cut_bins(curve: C, reached: float) -> C:

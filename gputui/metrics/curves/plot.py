@@ -14,6 +14,18 @@ from gputui.metrics.draw.parts import Chart, Marker, XAxis, YAxis
 from gputui.metrics.draw.parts import Curve as DrawnCurve
 from gputui.metrics.draw.scales import AxisKind
 
+COLOURS = 6  # the series colours of every theme
+
+X_AXES: Mapping[Axis, XAxis] = {
+    "step": XAxis("step", kind="count"),
+    "time": XAxis("time since the start", kind="time"),
+    "trained": XAxis("time of training", kind="time"),
+    "epoch": XAxis("epoch"),
+}
+
+_LINES: frozenset[MarkerKind] = frozenset({"restart", "incident", "alert"})
+"""Markers drawn as a line with a word; the others are notches."""
+
 
 def value_at(bins: Sequence[Bin], position: float, reach: float = math.inf) -> float | None:
     """The value measured nearest to ``position``, of bins in order of x; NaN or infinite if nothing finite was
@@ -35,19 +47,6 @@ def value_at(bins: Sequence[Bin], position: float, reach: float = math.inf) -> f
     if at_start:
         return nearest.first
     return nearest.last
-
-
-COLOURS = 6  # the series colours of every theme
-
-X_AXES: Mapping[Axis, XAxis] = {
-    "step": XAxis("step", kind="count"),
-    "time": XAxis("time since the start", kind="time"),
-    "trained": XAxis("time of training", kind="time"),
-    "epoch": XAxis("epoch"),
-}
-
-_LINES: frozenset[MarkerKind] = frozenset({"restart", "incident", "alert"})
-"""Markers drawn as a line with a word; the others are notches."""
 
 
 def drawing(data: ChartData, title: str, names: Sequence[str] | None = None, *, is_log: bool = False) -> Chart:

@@ -12,23 +12,6 @@ DOTS_ACROSS: Final = 2
 DOTS_DOWN: Final = 4
 """Dots of a cell of a curve."""
 
-
-def _braille() -> tuple[str, ...]:
-    left_bits = (0x01, 0x02, 0x04, 0x40)
-    right_bits = (0x08, 0x10, 0x20, 0x80)
-    cells = []
-    for mask in range(256):
-        dots = sum(bit for row, bit in enumerate(left_bits) if mask >> (4 + row) & 1)
-        dots += sum(bit for row, bit in enumerate(right_bits) if mask >> row & 1)
-        cells.append(chr(0x2800 + dots))
-    cells[0] = " "
-    return tuple(cells)
-
-
-CELLS: Final = _braille()
-"""The character of each mask of dots: the left column in the upper four bits, each column's top dot
-in its lowest."""
-
 VERTICAL: Final = "│"
 HORIZONTAL: Final = "─"
 CORNER: Final = "└"
@@ -53,6 +36,40 @@ SPARK: Final = "▁▂▃▄▅▆"
 QUARTERS: Final = (" ", "▝", "▗", "▐", "▘", "▀", "▚", "▜", "▖", "▞", "▄", "▟", "▌", "▛", "▙", "█")
 """Quarter blocks by mask: the right column in bits 0 (top) and 1, the left column in bits 2 and 3.
 """
+
+UNKNOWN: Final = "?"
+
+_ASCII: Final = dict(
+    zip(
+        # frames, signs, arrows, letters and punctuation, blocks
+        "─━╸┄┈╌═│┃║┆┊╎┌┐└┘├┤┬┴┼╭╮╰╯╞╡╪╔╗╚╝"
+        "●◌◔◑◕○◐◉◆◇■□▪▫✓✔✗✘✂×▲△⚠▼▽▸▶►›»◂◀◄‹«▾▴⊘◈★☆✚✖"
+        "↻↺↑↓←→↵⇧⇒⇐↔↕↗↘…–—−·•°µμ≤≥≈±∞½²³ΣσΔ‘’“”„ßæœøØłđ␛"
+        "▁▂▃▄▅▆▇█▏▎▍▋▊▉░▒▓▝▗▐▘▀▚▜▖▞▟▌▛▙▔▕",
+        "-==----|||:::++++++++++++++++++++"
+        "*.o%=o%@&o#o#o++xx%x!!!vv>>>>><<<<<v^%+*o+x"
+        '@@^v<><^><=|/\\~---.* uu<>~~8523Ssd\'\'"""saooOld^'
+        "_.-=+*%#---==#.:%'.|''\\'.//|'\\'|",
+        strict=True,
+    )
+)
+
+
+def _braille() -> tuple[str, ...]:
+    left_bits = (0x01, 0x02, 0x04, 0x40)
+    right_bits = (0x08, 0x10, 0x20, 0x80)
+    cells = []
+    for mask in range(256):
+        dots = sum(bit for row, bit in enumerate(left_bits) if mask >> (4 + row) & 1)
+        dots += sum(bit for row, bit in enumerate(right_bits) if mask >> row & 1)
+        cells.append(chr(0x2800 + dots))
+    cells[0] = " "
+    return tuple(cells)
+
+
+CELLS: Final = _braille()
+"""The character of each mask of dots: the left column in the upper four bits, each column's top dot
+in its lowest."""
 
 
 def bar(fraction: float | None, width: int) -> tuple[str, str]:
@@ -105,23 +122,6 @@ def sparkline(values: Sequence[float | None], width: int, low: float | None = No
 # --- terminals and fonts that lack these characters
 
 Characters = Literal["braille", "blocks", "ascii"]
-
-UNKNOWN: Final = "?"
-
-_ASCII: Final = dict(
-    zip(
-        # frames, signs, arrows, letters and punctuation, blocks
-        "─━╸┄┈╌═│┃║┆┊╎┌┐└┘├┤┬┴┼╭╮╰╯╞╡╪╔╗╚╝"
-        "●◌◔◑◕○◐◉◆◇■□▪▫✓✔✗✘✂×▲△⚠▼▽▸▶►›»◂◀◄‹«▾▴⊘◈★☆✚✖"
-        "↻↺↑↓←→↵⇧⇒⇐↔↕↗↘…–—−·•°µμ≤≥≈±∞½²³ΣσΔ‘’“”„ßæœøØłđ␛"
-        "▁▂▃▄▅▆▇█▏▎▍▋▊▉░▒▓▝▗▐▘▀▚▜▖▞▟▌▛▙▔▕",
-        "-==----|||:::++++++++++++++++++++"
-        "*.o%=o%@&o#o#o++xx%x!!!vv>>>>><<<<<v^%+*o+x"
-        '@@^v<><^><=|/\\~---.* uu<>~~8523Ssd\'\'"""saooOld^'
-        "_.-=+*%#---==#.:%'.|''\\'.//|'\\'|",
-        strict=True,
-    )
-)
 
 
 def ascii_char(char: str) -> str:

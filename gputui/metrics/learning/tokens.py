@@ -99,14 +99,6 @@ _OF_MARKS = {
     "mark": r"\S",
 }
 
-
-def _any_of(patterns: Mapping[str, str]) -> str:
-    return "|".join(f"(?P<{name}>{pattern})" for name, pattern in patterns.items())
-
-
-_TOKEN = re.compile(
-    rf"\s*(?:(?=[^\W\d]|_)(?:{_any_of(_OF_LETTERS)})|(?=[\d.nNiI])(?:{_any_of(_OF_DIGITS)})|{_any_of(_OF_MARKS)})"
-)
 _KINDS = {
     "percent_bar": "bar", "unknown_rate": "quantity", "path": "id", "id_of_letters": "id",
     "hash": "word", "signed": "number", "signed_comma": "comma",
@@ -128,6 +120,15 @@ PATTERNS = {
 """The expressions of the tokens that vary without being counted or measured, and of a tensor."""
 
 NUMBERS = frozenset({"number", "pair", "tensor", "comma"})
+
+
+def _any_of(patterns: Mapping[str, str]) -> str:
+    return "|".join(f"(?P<{name}>{pattern})" for name, pattern in patterns.items())
+
+
+_TOKEN = re.compile(
+    rf"\s*(?:(?=[^\W\d]|_)(?:{_any_of(_OF_LETTERS)})|(?=[\d.nNiI])(?:{_any_of(_OF_DIGITS)})|{_any_of(_OF_MARKS)})"
+)
 
 
 class Token(NamedTuple):

@@ -6,6 +6,25 @@ import re
 from enum import Enum, auto
 from functools import lru_cache
 
+EPOCHS = frozenset({"epoch", "epochs", "ep", "e"})
+
+RANKS = frozenset({"rank", "default", "gpu", "worker", "local_rank", "global_rank", "process", "device"})
+
+PARTS = {
+    "train": "train", "training": "train", "trn": "train",
+    "val": "val", "valid": "val", "validation": "val", "validating": "val", "dev": "val",
+    "eval": "eval", "evaluation": "eval", "evaluating": "eval", "evaluate": "eval",
+    "test": "test", "testing": "test",
+}  # fmt: skip
+"""The words for a part of the data, and the one that stands for it before a name."""
+HELD_OUT = frozenset({"val", "eval", "test"})
+
+_METRIC_PIECE = re.compile(r"loss|accura|perplex|entropy|reward|rmse|return_mean|likelihood|divergence")
+
+_LEADING = frozenset({"average", "avg", "averaged", "mean", "running", "current", "the", "and", "with", "=>", "of"})
+_COUNTER_WORDS = 3  # "global train step"; more words are a sentence
+_CONNECTORS = frozenset({"is", "was", "of", "are"})
+
 
 def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
@@ -23,22 +42,12 @@ class Sense(Enum):
     UNKNOWN = auto()
 
 
-EPOCHS = frozenset({"epoch", "epochs", "ep", "e"})
 STEPS = _words(
     "step steps iter iters iteration iterations it itr i # global_step global_steps globalstep num_updates update "
     "updates batch batches minibatch batch_idx timestep timesteps total_timesteps num_steps train_step train_steps "
     "trained_steps optimizer_step round rounds episode episodes boosting_round n_iter env_steps frames"
 )
-RANKS = frozenset({"rank", "default", "gpu", "worker", "local_rank", "global_rank", "process", "device"})
 
-PARTS = {
-    "train": "train", "training": "train", "trn": "train",
-    "val": "val", "valid": "val", "validation": "val", "validating": "val", "dev": "val",
-    "eval": "eval", "evaluation": "eval", "evaluating": "eval", "evaluate": "eval",
-    "test": "test", "testing": "test",
-}  # fmt: skip
-"""The words for a part of the data, and the one that stands for it before a name."""
-HELD_OUT = frozenset({"val", "eval", "test"})
 
 _METRICS = _words(
     "acc ppl error err mse mae rmse mape rmsle auc auroc auprc aucpr ap map miou iou f f1 precision prec recall dice "
@@ -47,7 +56,6 @@ _METRICS = _words(
     "sensitivity specificity likelihood logp elo winrate win_rate success l td q value_loss bits nats cider energy "
     "gini deviance residual uas las tok_acc em exact_match mlm nsp"
 )
-_METRIC_PIECE = re.compile(r"loss|accura|perplex|entropy|reward|rmse|return_mean|likelihood|divergence")
 _SETTINGS = _words("lr lrs learning_rate wd weight_decay momentum mom beta1 beta2 eps alpha scale dropout")
 _TIMES = _words(
     "time times eta elapsed sec secs second seconds ms duration dur hours minutes took remaining wall clock latency "
@@ -59,9 +67,6 @@ _IGNORED = _TIMES | _words(
     "images instances examples workers threads id index counts bytes percent progress cpu gpu wait reader overhead io "
     "load prep steps epochs skipped left used free opt optim optimizer sync comm allreduce timing"
 )
-_LEADING = frozenset({"average", "avg", "averaged", "mean", "running", "current", "the", "and", "with", "=>", "of"})
-_COUNTER_WORDS = 3  # "global train step"; more words are a sentence
-_CONNECTORS = frozenset({"is", "was", "of", "are"})
 # After such a word stands a number of something else: "improved from 0.5 to 0.4".
 _PREPOSITIONS = _words("from to at in by for after on than since per with until as and or")
 

@@ -10,6 +10,14 @@ from msgspec import Struct
 from gputui.profiles.init.script_options import Option, Style
 from gputui.profiles.init.script_survey import Survey
 
+_GPUTUI_CHECKPOINT = 'os.environ.get("GPUTUI_CHECKPOINT")'
+# Options that TrainingArguments adds to those of the script, with their defaults.
+_TRAINING_ARGUMENTS = {
+    "output_dir": None, "num_train_epochs": 3.0, "max_steps": -1, "save_steps": 500, "logging_steps": 500,
+    "per_device_train_batch_size": 8, "gradient_accumulation_steps": 1, "learning_rate": 5e-5, "max_grad_norm": 1.0,
+}  # fmt: skip
+_TRAINER_OPTIONS = ("default_root_dir", "max_epochs", "max_steps")
+
 
 class Preset(Struct, frozen=True):
     """A framework.
@@ -32,14 +40,6 @@ class Preset(Struct, frozen=True):
     resume_word: str = ""
     advice: str = ""
 
-
-_GPUTUI_CHECKPOINT = 'os.environ.get("GPUTUI_CHECKPOINT")'
-# Options that TrainingArguments adds to those of the script, with their defaults.
-_TRAINING_ARGUMENTS = {
-    "output_dir": None, "num_train_epochs": 3.0, "max_steps": -1, "save_steps": 500, "logging_steps": 500,
-    "per_device_train_batch_size": 8, "gradient_accumulation_steps": 1, "learning_rate": 5e-5, "max_grad_norm": 1.0,
-}  # fmt: skip
-_TRAINER_OPTIONS = ("default_root_dir", "max_epochs", "max_steps")
 
 PRESETS: Mapping[str, Preset] = {
     "hf": Preset(

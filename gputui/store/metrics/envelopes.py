@@ -22,6 +22,17 @@ ENTRY = struct.Struct("<4I4d2q2d")
 """A stored entry: points · FAN + its number in its row, NaNs, infinities, negative infinities, then
 the other fields of `Entry`. Little-endian."""
 
+_STRETCH = (
+    "SELECT source_id, attempt, number, generation, byte_offset, end_generation, end_offset, "
+    "line_count, min_step, max_step, min_at, max_at FROM metric_stretches"
+)
+
+_OF_RUN = (
+    "WHERE source_id IN (SELECT source_id FROM metric_sources WHERE run_id = ?) "
+    "ORDER BY source_id, generation, byte_offset"
+)
+_LAST = "WHERE source_id = ?1 AND (?2 IS NULL OR attempt = ?2) ORDER BY generation DESC, byte_offset DESC LIMIT 1"
+
 
 class Entry(NamedTuple):
     """One metric over one or more blocks.
@@ -122,12 +133,6 @@ def join(position: int, entries: Sequence[Entry]) -> Entry:
     )
 
 
-_STRETCH = (
-    "SELECT source_id, attempt, number, generation, byte_offset, end_generation, end_offset, "
-    "line_count, min_step, max_step, min_at, max_at FROM metric_stretches"
-)
-
-
 def unreduced_bytes(connection: sqlite3.Connection, run_id: str) -> int:
     """Bytes of a run's files that are not reduced yet: those since the last stretch, and those
     stored by an older gputui. Raises sqlite3.Error."""
@@ -141,13 +146,6 @@ def unreduced_bytes(connection: sqlite3.Connection, run_id: str) -> int:
         if reduced_generation == generation:
             total -= reduced_offset
     return total
-
-
-_OF_RUN = (
-    "WHERE source_id IN (SELECT source_id FROM metric_sources WHERE run_id = ?) "
-    "ORDER BY source_id, generation, byte_offset"
-)
-_LAST = "WHERE source_id = ?1 AND (?2 IS NULL OR attempt = ?2) ORDER BY generation DESC, byte_offset DESC LIMIT 1"
 
 
 def stretches(connection: sqlite3.Connection, run_id: str) -> list[Stretch]:

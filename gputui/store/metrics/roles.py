@@ -50,6 +50,10 @@ _HELD_OUT: tuple[frozenset[str], ...] = (
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 _NO_MEASUREMENT = NOT_METRICS | {"event", "phase", "epoch", "total_steps"}
 
+_COLUMNS = "training, validation, best, mode"
+
+_MOST_NAMES = 8  # more would not be read in a message
+
 
 class _LossName(NamedTuple):
     """What the words of a name say. ``part`` is the place in _HELD_OUT, None for training; ``form`` the place in
@@ -143,8 +147,6 @@ NO_ROLES = MetricRoles()
 USUAL_ROLES = MetricRoles(LOSS, VALIDATION_LOSS)
 """Those of a run that uses gputui's own vocabulary."""
 
-_COLUMNS = "training, validation, best, mode"
-
 
 def metric_roles(connection: sqlite3.Connection, run_id: str) -> MetricRoles:
     """The roles of one run's metrics as far as they are known. Raises sqlite3.Error."""
@@ -211,9 +213,6 @@ def stored_names(connection: sqlite3.Connection, run_id: str) -> list[str]:
     names = dict.fromkeys(name for (data,) in rows.fetchall() for name in orjson.loads(data))
     # SQLite's paths cannot name a key with a quote.
     return [name for name in names if name not in _NO_MEASUREMENT and '"' not in name]
-
-
-_MOST_NAMES = 8  # more would not be read in a message
 
 
 def without_loss_words(run_id: str, roles: MetricRoles, names: Sequence[str]) -> str | None:

@@ -26,6 +26,12 @@ START: FilePosition = (0, 0)
 END: FilePosition = (1 << 62, 1 << 62)
 """Before and behind all lines."""
 
+OF_EVENTS = frozenset({"seconds", "blocked_seconds", "bytes"})
+_EVENT_CHARACTERS = 80  # of an event as a prefix: names of metrics stay short enough for a legend
+
+NO_RANK = -1
+"""The rank of lines that name none, where a table needs a number."""
+
 
 class LineQuery(NamedTuple):
     """Which lines are read, and what of them.
@@ -81,10 +87,6 @@ def numbers(values: Mapping[str, object]) -> dict[str, float]:
     return {name: value for name, value in pairs if value is not None}
 
 
-OF_EVENTS = frozenset({"seconds", "blocked_seconds", "bytes"})
-_EVENT_CHARACTERS = 80  # of an event as a prefix: names of metrics stay short enough for a legend
-
-
 def is_of_events(name: str) -> bool:
     """Return whether a name is that of a value of events, such as ``checkpoint/seconds``."""
     return name.rpartition("/")[2] in OF_EVENTS
@@ -112,10 +114,6 @@ def end_positions(connection: sqlite3.Connection, run_id: str) -> dict[int, File
         "SELECT source_id, generation, byte_offset FROM metric_sources WHERE run_id = ? ORDER BY source_id", (run_id,)
     )
     return {source_id: (generation, byte_offset) for source_id, generation, byte_offset in rows.fetchall()}
-
-
-NO_RANK = -1
-"""The rank of lines that name none, where a table needs a number."""
 
 
 class NewestValues(NamedTuple):

@@ -35,6 +35,9 @@ _INDIRECT = ("add_subparsers", "set_defaults", "parse_known_args", "DEFINE_confi
 _GROUPS = ("group", "callback")
 _DEFAULTS_ELSEWHERE = {"default_config_files", "default_map", "auto_envvar_prefix", "fromfile_prefix_chars"}
 
+_NAME = re.compile(r"[A-Za-z_][\w.-]*")
+"""A name that a parameter may have."""
+
 
 class DeclaredOptions(Struct, frozen=True):
     """The options of one file. ``is_certain``: all of them, with no other source of defaults."""
@@ -55,10 +58,6 @@ def declared_options(module: Module) -> DeclaredOptions | None:
     is_certain = len(readings) == 1 and is_unique and _has_one_parser(module)
     usable = [option for group in readings.values() for option in group if _NAME.fullmatch(option.name)]
     return DeclaredOptions(style, tuple(usable), is_certain)
-
-
-_NAME = re.compile(r"[A-Za-z_][\w.-]*")
-"""A name that a parameter may have."""
 
 
 def _has_one_parser(module: Module) -> bool:
