@@ -38,7 +38,7 @@ _TRUTH = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no"
 # Modes of torch.compile in which it records CUDA graphs.
 CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")
 
-# Where a task wants something other than the defaults above, which suit images of digits.
+# Where a task wants something other than the defaults of `Settings`, which suit images of digits.
 _TEXT_DEFAULTS = {"steps": 200, "batch_size": 8, "weight_decay": 0.1, "validate_every": 100}
 TASK_DEFAULTS: dict[str, dict[str, Any]] = {
     "classify": {},
