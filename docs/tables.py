@@ -56,7 +56,7 @@ def _shown(value: Any) -> str:
 
 def _meaning(description: str, annotation: Any) -> str:
     """A description, with the choices where the type has some."""
-    choices = ", ".join(f"`{one}`" for one in get_args(annotation) if isinstance(one, str))
+    choices = ", ".join(f"`{choice}`" for choice in get_args(annotation) if isinstance(choice, str))
     return f"{description}; one of {choices}" if choices else description
 
 
@@ -64,9 +64,9 @@ def _meaning(description: str, annotation: Any) -> str:
 
 
 def _model_rows(model: type[BaseModel], prefix: str = "") -> Iterator[Row]:
-    for name, each in model.model_fields.items():
-        meaning = _meaning(each.description or "", each.annotation)
-        yield f"`{prefix}{each.alias or name}`", _shown(each.default), meaning
+    for name, field in model.model_fields.items():
+        meaning = _meaning(field.description or "", field.annotation)
+        yield f"`{prefix}{field.alias or name}`", _shown(field.default), meaning
 
 
 def _model_table(model: type[BaseModel], prefix: str = "") -> str:
@@ -80,12 +80,12 @@ def _recovery_keys() -> str:
 
 def _section_rows(section: type[Section], prefix: str = "") -> Iterator[Row]:
     types = get_type_hints(section)
-    for each in fields(cast(Any, section)):  # every section is a dataclass
-        name = each.metadata.get("alias", each.name)
+    for field in fields(cast(Any, section)):  # every section is a dataclass
+        name = field.metadata.get("alias", field.name)
         if name != study.NAME_KEY:
-            meaning = _meaning(each.metadata["description"], types[each.name])
+            meaning = _meaning(field.metadata["description"], types[field.name])
             # A 0 that stands for "left out" cannot be written.
-            default = "" if "left out" in meaning else _shown(each.default)
+            default = "" if "left out" in meaning else _shown(field.default)
             yield f"`{prefix}{name}`", default, meaning
 
 
@@ -112,7 +112,7 @@ def _target_keys() -> str:
 
 
 def _rung(rung: tuple[PolicyAction, ...]) -> str:
-    return " + ".join(each.name + (f" {each.argument:g}" if each.argument is not None else "") for each in rung)
+    return " + ".join(action.name + (f" {action.argument:g}" if action.argument is not None else "") for action in rung)
 
 
 def _incident_kinds() -> str:
@@ -144,7 +144,7 @@ def _policies() -> str:
     for name, policy in POLICIES.items():
         used = {action.name for ladder in policy.ladders.values() for rung in ladder for action in rung}
         limits = (str(policy.max_attempts), str(policy.max_without_progress)) if policy.enabled else ("1", "")
-        rows.append((f"`{name}`", ", ".join(each for each in RECOVERY_ACTIONS if each in used), *limits,
+        rows.append((f"`{name}`", ", ".join(action for action in RECOVERY_ACTIONS if action in used), *limits,
                      ", ".join(sorted(policy.ends_on))))  # fmt: skip
     return _table(("policy", "actions", "attempts", "without progress", "ends a live attempt for"), rows)
 
@@ -170,7 +170,7 @@ def _keys() -> str:
 def _pages(pages: Row) -> str:
     forms = {"launch", "profiles", "study_files"}
     is_everywhere = {*pages, *forms} >= {scope for action in KEYS for scope in action.scopes}
-    return "all" if is_everywhere else ", ".join(each.replace("_", " ") for each in pages)
+    return "all" if is_everywhere else ", ".join(page.replace("_", " ") for page in pages)
 
 
 def _signs() -> str:

@@ -113,7 +113,7 @@ def shapes(rooms: Mapping[str, Room], tracked: list[str], root: Path) -> Iterato
     """Measure each room of ``gputui``; a function is used once where no other file or line names it again."""
     files = {name: files_of(room, tracked) for name, room in rooms.items() if "lines" in room.limits}
     files = {name: found for name, found in files.items() if any(file.startswith("gputui/") for file in found)}
-    texts = {file: (root / file).read_text("utf-8") for found in files.values() for file in found}
+    texts = {file: (root / file).read_text("utf-8") for room_files in files.values() for file in room_files}
     named = Counter[str]()
     for text in texts.values():
         named.update(re.findall(r"\w+", re.sub(r"^\s*(from .* import (\(.*?\)|.*)|import .*)$", "", text, flags=re.M)))
@@ -152,12 +152,12 @@ def main(arguments: list[str]) -> int:
         for shape in shapes(rooms, tracked, ROOT):
             print("{:<12}{:>8}{:>7}{:>9}{:>15.1f}{:>11}".format(*shape))
         return 0
-    found = list(problems(rooms, tracked, ROOT))
-    for problem in found:
-        print(problem, file=sys.stderr)
-    if found:
+    findings = list(problems(rooms, tracked, ROOT))
+    for finding in findings:
+        print(finding, file=sys.stderr)
+    if findings:
         print(f"remove what a room no longer needs, or raise its budget in {BUDGET.name} and say why", file=sys.stderr)
-    return min(len(found), 1)
+    return min(len(findings), 1)
 
 
 if __name__ == "__main__":

@@ -136,8 +136,10 @@ class Muon(torch.optim.AdamW):
                     has_complex=False,
                 )
         self.param_groups = [group for group in groups if not group["matrices"]]
-        super().step()
-        self.param_groups = groups
+        try:
+            super().step()
+        finally:
+            self.param_groups = groups
 
 
 class Ema:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -24,7 +25,7 @@ log = logging.getLogger(__name__)
 FILES_SECONDS = 10.0  # a run whose folder was removed is told of soon enough
 LOOK_SECONDS = 30.0
 ORPHANS_SECONDS = 60.0  # reads /proc of every process, also on a busy machine
-SIZES_SECONDS = 5.0  # runs seldom end faster than four a second
+SIZES_SECONDS = 5.0  # between looks, once all runs that are over are measured
 RUNS_AT_ONCE = 20  # a long job would keep others waiting for a thread
 # Hundreds of thousands of files on a disk that is busy with checkpoints.
 FOLDER_SECONDS = 120.0
@@ -66,8 +67,10 @@ class Maintenance:
             rotate(self.context.workspace.agent_log)
             # Specifications whose command was withdrawn may contain secrets.
             for path in (self.context.workspace.state / "inbox").glob("*.json*"):
-                if self.context.now() - path.stat().st_mtime > TICKET_SECONDS:
-                    path.unlink()
+                # Its command may take it away at the same time.
+                with suppress(FileNotFoundError):
+                    if self.context.now() - path.stat().st_mtime > TICKET_SECONDS:
+                        path.unlink()
 
 
 def note_predecessor(context: AgentContext) -> None:

@@ -25,7 +25,7 @@ NUMBERS = frozenset({int, float})
 _TRAILING = ",;:%)]}"
 _DIGITS = r"[-+]?(?:\d++\.?\d*+|\.\d+)(?:[eE][-+]?\d+)?"
 _GROUPED = r"[-+]?[1-9]\d{0,2}(?:,\d{3})+(?:\.\d*)?"
-_THOUSANDS = re.compile(_GROUPED)
+_THOUSANDS = re.compile(rf"{_GROUPED}|[-+]?[1-9]\d{{0,2}}(?:_\d{{3}})+(?:\.\d*)?")
 _WITH_UNIT = re.compile(rf"({_DIGITS})\s?([A-Za-zµ]+)(?:/([a-z]+))?")
 # The number that a text begins with: a mean in brackets, a deviation or words may follow, with or without a space. A
 # unit may follow at once. A date, a version or a fraction is no number.
@@ -50,21 +50,28 @@ _MOST_SHAPES = 32  # a script writes a handful of kinds of lines
 
 
 def printed_number(text: str) -> int | float | None:
-    r"""Parse a number with thousands separators, and the comma or percent sign that ``\S+`` includes behind it. A whole
-    number beyond 64 bits is a float, as it is stored: arithmetic with it cannot overflow."""
+    r"""Parse a number with thousands separators (``1,234``, ``1_234``), and the comma or percent sign that ``\S+``
+    includes behind it. A whole number beyond 64 bits is a float, as it is stored: arithmetic with it never overflows."""
     text = text.strip().rstrip(_TRAILING)
     if _THOUSANDS.fullmatch(text):
-        text = text.replace(",", "")
+        text = text.replace(",", "").replace("_", "")
+    if "_" in text:
+        # Python reads it as a number wherever the underscore is.
+        return None
     try:
         number = int(text)
-        if abs(number) <= MAX_INTEGER:
-            return number
+    except ValueError:
+        return _decimal(text)
+    if abs(number) <= MAX_INTEGER:
+        return number
+    return float(text)
+
+
+def _decimal(text: str) -> float | None:
+    try:
         return float(text)
     except ValueError:
-        try:
-            return float(text)
-        except ValueError:
-            return None
+        return None
 
 
 def number_in_text(name: str, text: str) -> int | float | None:

@@ -40,11 +40,8 @@ LOOK_BACK_SECONDS = 86_400.0
 
 SETS_READ = 500  # changes of the processes on a GPU: some days of a shared one
 
-_SAMPLED = (
-    "at", "utilization_percent", "memory_utilization_percent", "memory_used_bytes", "memory_reserved_bytes",
-    "temperature_celsius", "power_watts", "power_limit_watts", "sm_clock_mhz", "memory_clock_mhz", "performance_state",
-)  # fmt: skip
-"""The fields of `GpuView` that are columns of a sample."""
+_SAMPLED = ("at", *(name for name in series.GPU.columns if name != "memory_total_bytes"))
+"""The fields of `GpuView` that are columns of a sample. A GPU has its total memory also where no sample says it."""
 
 _PLAIN = ("uuid", "name", "last_seen_at", "event_at", "event_code", "event_text", "locked_by", *_SAMPLED)
 """The fields of `GpuView` that are columns of `_GPUS`."""

@@ -1,8 +1,8 @@
 """The declaration of all values of GPUs and host.
 
 The samplers fill these records, send them through a pipe, and the recorder stores them as rows, so
-that a new field needs a column in schema.sql and, of `GpuSample`, its name in `hardware._SAMPLED`;
-a field of `GpuSlowSample` is also in the JSON of `gputui gpus`. None means that the driver gave no
+that a new field needs a column in schema.sql; a field of `GpuSlowSample` is also in the JSON of
+`gputui gpus`. None means that the driver gave no
 value; it is never replaced by 0.
 """
 

@@ -42,6 +42,8 @@ def meanings(*losses: float | None, **values: Any) -> list[object]:
         ("nancy", None), ("infra", None), ("information", None), ("avg 0.5", None), ("tensor(0.5)", 0.5),
         ("tensor(0.5123, device='cuda:0', grad_fn=<NllLossBackward0>)", 0.5123), ("np.float32(-2e-3)", -0.002),
         ("tensor([0.5, 0.6])", None), ("func(a, 0.5)", None),
+        # Underscores separate thousands, as Python writes them, and nothing else.
+        ("1_234", 1234), ("1_234_567", 1234567), ("1_2", None), ("run_1_000", None), ("1_2e3", None), ("12_34", None),
     ],
 )  # fmt: skip
 def test_the_number_that_a_text_begins_with(text: str, number: float | None) -> None:

@@ -17,7 +17,7 @@ from trainer.errors import SettingsError
 from trainer.tasks.vision import Augmentation, VisionObjective, are_digits
 from trainer.world import World
 
-CANDIDATES = 64  # a fixed number, since accuracy falls with it: runs with other batches stay comparable
+CANDIDATES = 64  # about so many whatever the batch, since accuracy falls with it: runs stay comparable
 
 
 class Contrastive(VisionObjective):
@@ -27,8 +27,8 @@ class Contrastive(VisionObjective):
     temperature as similarity. Every rank brings batches of one size. Views are as in Chen et al., "A simple framework
     for contrastive learning of visual representations" (2020), with milder crops of the digits.
 
-    Accuracy is how often the other view is the most similar of a group of `CANDIDATES` held-out images. Groups and
-    views are always the same, whatever the batch and the number of ranks.
+    Accuracy is how often the other view is the most similar of a group of about `CANDIDATES` held-out images. Groups
+    and views are always the same, whatever the batch and the number of ranks.
     """
 
     views = 2

@@ -157,11 +157,11 @@ class LogSearch:
     def find(self, tail: LogTail, listed: Sequence[int]) -> None:
         """Find the hits among the listed lines."""
         pattern = self.pattern.pattern
-        if pattern is None:
-            self.hits = []
-            self.current = None
-        else:
+        self.hits = []
+        if pattern is not None:
             self.hits = [number for number in listed if pattern.search(tail.lines[number - tail.first])]
+        if self.current not in self.hits:
+            self.current = None
 
     def go(self, by: int, visible: Sequence[int]) -> int | None:
         """Go to the next hit, or the previous one with -1, wrapping around; first to that nearest to the end of the

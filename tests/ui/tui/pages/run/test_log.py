@@ -12,7 +12,7 @@ from gputui.runs.log_lines import Level
 from gputui.ui.tui.data import log_tail
 from gputui.ui.tui.data.log_tail import LogReader
 from gputui.ui.tui.pages.run.log import RunLog
-from gputui.ui.tui.pages.run.log_view import SearchPattern
+from gputui.ui.tui.pages.run.log_view import LogSearch, SearchPattern
 from gputui.ui.views.snapshot import LogTail
 from tests.tables import table
 from tests.texts import mentions
@@ -308,3 +308,15 @@ def test_a_failed_run_opens_on_the_log_of_the_rank_that_failed(
     assert ("no traceback" in pane_text(view, is_live=False)[0]) is is_lacking
     view.update(LogTail(view.label, labels, ("one", "two", "three"), levels=bytes(3)), 80, 4)
     assert not view.lacks_traceback, "what was written since may have one"
+
+
+def test_a_hit_that_a_filter_hides_is_no_longer_the_current_one() -> None:
+    search = LogSearch()
+    search.look_for("1")
+    tail = tail_of(20)
+    search.find(tail, numbers(tail))
+    assert search.go(-1, numbers(tail)) == 19
+    search.find(tail, [0, 10])
+    assert search.hits == [10]
+    assert search.current is None
+    assert search.words == "1 found"
