@@ -51,7 +51,7 @@ _MOST_SHAPES = 32  # a script writes a handful of kinds of lines
 
 def printed_number(text: str) -> int | float | None:
     r"""Parse a number with thousands separators (``1,234``, ``1_234``), and the comma or percent sign that ``\S+``
-    includes behind it. A whole number beyond 64 bits is a float, as it is stored: arithmetic with it never overflows."""
+    includes behind it. A whole number beyond 64 bits is a float, as it is stored: arithmetic cannot overflow."""
     text = text.strip().rstrip(_TRAILING)
     if _THOUSANDS.fullmatch(text):
         text = text.replace(",", "").replace("_", "")
