@@ -14,9 +14,9 @@ import orjson
 from gputui.core.redaction import BY_LOOK, Redactor
 from gputui.metrics.contract import ParsedLine, Rejected, excerpt
 from gputui.metrics.earlier_lines import Correction, LineComparison
+from gputui.metrics.null_values import NullReader
 from gputui.metrics.reduction import MetricLine, Reducer
 from gputui.metrics.source_state import Arrivals, SourceState
-from gputui.metrics.values import NullReader
 from gputui.store.events import EventKind, NewEvent
 from gputui.store.metrics.roles import take_names
 from gputui.store.metrics.stored_lines import NOT_METRICS, OF_EVENTS, as_float, named_by_event

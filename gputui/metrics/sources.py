@@ -25,12 +25,12 @@ from gputui.metrics.files import has_wildcards, may_overlap
 from gputui.metrics.formats import HISTORY, PRINTED_STREAMS, Reading, format_named
 from gputui.metrics.history import HistoryReader
 from gputui.metrics.line_format import LineFormat
+from gputui.metrics.null_values import NullReader
 from gputui.metrics.reader import FileReader, ReadSource
 from gputui.metrics.reread import EarlierReading
 from gputui.metrics.rewritten import EarlierVersions
 from gputui.metrics.source_state import Arrivals, Boundary, SourceState
 from gputui.metrics.trackers import TRACKERS
-from gputui.metrics.values import NullReader
 from gputui.metrics.written_sources import FoundSource
 from gputui.runs.spec import SpecError
 from gputui.runs.stored_spec import parse_spec

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from gputui.metrics.contract import ParsedLine, parse_line
+from gputui.metrics.null_values import NullMeanings
 from gputui.metrics.printed import OutputPatterns
-from gputui.metrics.values import NullMeanings, number_in_text
+from gputui.metrics.values import number_in_text
 from gputui.store.metrics.losses import last_sound_step, unsound_since
 from gputui.store.metrics.queries import latest
 from gputui.store.metrics.step_lines import StepLines

@@ -24,6 +24,7 @@ from gputui.ui.views.snapshot import Snapshot
 if TYPE_CHECKING:
     # pydantic comes with these; they are imported where they are used, in a thread.
     from gputui.machine.gpu_model import GpuFacts
+    from gputui.profiles.gpu_checks import GpuSituation
     from gputui.profiles.profile_file import Profile, ProfileEntry
 
 
@@ -147,21 +148,22 @@ def make_plan(form: Form, snapshot: Snapshot, workspace: Workspace) -> Plan:
     assert form.entry is not None
     if form.problems:
         return Plan(problems=tuple(form.problems))
+    if form.entry.profile is None:
+        return Plan(problems=_sentences(form.entry.error))
     try:
-        if form.entry.profile is None:
-            raise form.entry.error or AssertionError
         return _resolve(form, form.entry.profile, snapshot, workspace)
     except (ResolveError, TargetNotFoundError, ProfileError) as error:
-        return Plan(problems=tuple(clean(line) for line in str(error).splitlines()))
+        return Plan(problems=_sentences(error))
+
+
+def _sentences(error: Exception | None) -> tuple[str, ...]:
+    return tuple(clean(line) for line in str(error).splitlines())
 
 
 def _resolve(form: Form, profile: Profile, snapshot: Snapshot, workspace: Workspace) -> Plan:
-    from gputui.profiles.describe import command_line, describe, preview_launch, target_preview
-    from gputui.profiles.gpu_checks import likely_gpus
-    from gputui.profiles.preflight import check_elsewhere, quick_checks
+    """The plan of a valid form. Raises ResolveError, TargetNotFoundError or ProfileError."""
     from gputui.profiles.resolve import GpuChoice, resolve
     from gputui.profiles.targets import find_target
-    from gputui.runs.command import without_gpus
 
     target = None
     if form.target is not None:
@@ -173,22 +175,48 @@ def _resolve(form: Form, profile: Profile, snapshot: Snapshot, workspace: Worksp
         excluded = situation.excluded
         if target is None:
             inventory = situation.facts
-    gpus_override = form.text(GPUS) if form.fields[0].is_changed else None
-    choice = GpuChoice(gpus_override, inventory, excluded)
+    gpus = next((field.edit.text for field in form.fields if field.key == GPUS and field.is_changed), None)
+    choice = GpuChoice(gpus, inventory, excluded)
     spec = resolve(profile, choice, overrides=form.overrides(), environ=os.environ, target=target)
     spec = replace(spec, priority=priority_of(form.text(PRIORITY)))
-    if target is not None:
-        launch = without_gpus(preview_launch(spec, runs=workspace.runs))
-        lines = tuple(target_preview(spec, workspace.runs))
-        return Plan(spec, (), command_line(spec, launch), lines, tuple(check_elsewhere(spec, workspace.state)))
+    if target is None:
+        return _plan_here(spec, situation, workspace)
+    return _plan_elsewhere(spec, workspace)
+
+
+def _plan_here(spec: RunSpec, situation: GpuSituation | None, workspace: Workspace) -> Plan:
+    """A start on this machine; the interpreter is yet to be asked."""
+    from gputui.profiles.describe import command_line, describe, preview_launch
+    from gputui.profiles.gpu_checks import likely_gpus
+    from gputui.profiles.preflight import quick_checks
+
     gpus: Sequence[GpuFacts] = ()
     if situation is not None:
         gpus = likely_gpus(spec, situation)
     launch = preview_launch(spec, runs=workspace.runs, gpus=gpus)
     past = known_peaks(workspace.database, spec.name)
-    checks = quick_checks(spec, state=workspace.state, gpus=situation, past=past)
-    description = tuple(describe(spec, launch, situation))
-    return Plan(spec, (), command_line(spec, launch), description, tuple(checks), is_whole=False)
+    return Plan(
+        spec,
+        command=command_line(spec, launch),
+        description=tuple(describe(spec, launch, situation)),
+        checks=tuple(quick_checks(spec, state=workspace.state, gpus=situation, past=past)),
+        is_whole=False,
+    )
+
+
+def _plan_elsewhere(spec: RunSpec, workspace: Workspace) -> Plan:
+    """A start on a target, which is asked only when a person wants it."""
+    from gputui.profiles.describe import command_line, preview_launch, target_preview
+    from gputui.profiles.preflight import check_elsewhere
+    from gputui.runs.command import without_gpus
+
+    launch = without_gpus(preview_launch(spec, runs=workspace.runs))
+    return Plan(
+        spec,
+        command=command_line(spec, launch),
+        description=tuple(target_preview(spec, workspace.runs)),
+        checks=tuple(check_elsewhere(spec, workspace.state)),
+    )
 
 
 def probe(plan: Plan, workspace: Workspace) -> Plan:
