@@ -61,6 +61,12 @@ from gputui.runs.shim_processes import (
 from gputui.runs.shim_records import reserve_record, write_record
 from gputui.runs.shim_signals import WATCHED, awaited_signal, signal_all, survive_signals
 
+# All of the program: it imports nothing else of gputui.
+SHIM_FILES = tuple(
+    Path(__file__).with_name(f"{name}.py")
+    for name in ("shim", "shim_agent", "shim_command", "shim_locks", "shim_processes", "shim_records", "shim_signals")
+)
+
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 # What the command left behind has the rest of its grace, and at least so long, to close its files.
 STRAY_GRACE_SECONDS = 2.0

@@ -17,10 +17,11 @@ from typing import Any
 import pytest
 
 from gputui.runs import shim, shim_processes
-from gputui.runs.executors.base import SHIM_FILES, LocalExecutor
+from gputui.runs.executors.base import LocalExecutor
 from gputui.runs.executors.process import find
 from gputui.runs.identity import identify, is_alive
 from gputui.runs.processes import processes_of
+from gputui.runs.shim import SHIM_FILES
 from tests.conftest import wait_until
 from tests.tables import table
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
-from gputui.runs import shim, shim_agent, shim_command, shim_locks, shim_processes, shim_records, shim_signals
+from gputui.runs import shim
 from gputui.runs.checks import CheckResult
 from gputui.runs.launchers import LAUNCHERS
 from gputui.runs.launchers.base import ANY_PORT, Placement
@@ -19,13 +19,6 @@ if TYPE_CHECKING:
     from gputui.runs.command import Launch
     from gputui.runs.processes import AttemptProcess, ProcessScan
     from gputui.runs.spec import RunSpec
-
-
-# The shim imports nothing else of gputui.
-SHIM_FILES = tuple(
-    Path(str(module.__file__))
-    for module in (shim, shim_agent, shim_command, shim_locks, shim_processes, shim_records, shim_signals)
-)
 
 
 class ExecutorGoneError(Exception):
@@ -92,7 +85,7 @@ class LocalExecutor(Executor):
     file_name = Path(shim.__file__).name
 
     def program(self, folder: Path, locks: Sequence[int] = ()) -> tuple[str, ...]:
-        for needed in (Path(sys.executable), *SHIM_FILES):
+        for needed in (Path(sys.executable), *shim.SHIM_FILES):
             if not needed.is_file():
                 raise ExecutorGoneError(
                     f"{needed} is gone; install gputui again, then gputui agent stop and gputui agent start"

@@ -36,7 +36,6 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from gputui.runs.executors import remote
-from gputui.runs.executors.base import SHIM_FILES
 from gputui.runs.executors.commands import (
     MissingProgramError,
     TargetRefusalError,
@@ -46,6 +45,7 @@ from gputui.runs.executors.commands import (
 )
 from gputui.runs.executors.job_status import JobClock, JobStatus, ended_by_itself, recorded_seconds
 from gputui.runs.identity import identify
+from gputui.runs.shim import SHIM_FILES
 from gputui.runs.shim_agent import start_agent
 from gputui.runs.shim_records import read_record
 from gputui.runs.shim_signals import awaited_signal
