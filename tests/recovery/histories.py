@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+from gputui.recovery.run_history import RunHistory
 from gputui.store.attempts import Attempt
+from gputui.store.checkpoints import CheckpointRow
 from gputui.store.metrics.step_lines import FIRST_RANK, LineFilter, StepLine
 from gputui.store.run_history import DecisionView, IncidentView, TransitionView
+from tests.ledgers import ledger_row
 
 
 def attempt(number: int, *, at: float, last: int | None = None, **values: Any) -> Attempt:
@@ -142,3 +145,30 @@ def second_attempt(**values: Any) -> Attempt:
         "gpus": ("a", "b"),
     }
     return attempt(2, **fields | values)
+
+
+LAUNCH = move(1.0, origin=None, target="queued")
+
+
+def history(
+    attempts: list[Attempt],
+    incidents: Sequence[IncidentView] = (),
+    decisions: Sequence[DecisionView] = (),
+    transitions: Sequence[TransitionView] = (LAUNCH,),
+    checkpoints: Sequence[CheckpointRow] = (),
+    lines: Any = None,
+) -> RunHistory:
+    run: Any = None
+    return RunHistory(
+        run,
+        attempts,
+        list(incidents),
+        decisions=list(decisions),
+        transitions=list(transitions),
+        checkpoints=list(checkpoints),
+        lines=lines,
+    )
+
+
+def saved(path: str, number: int, **values: Any) -> CheckpointRow:
+    return ledger_row(path, attempt=number, **values)

@@ -2,43 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 from gputui.recovery.past_decisions import past_decisions, progress_of, without_unsound_steps
 from gputui.recovery.plans import PastDecision
-from gputui.recovery.run_history import RunHistory, person_started_at
-from gputui.store.attempts import Attempt
+from gputui.recovery.run_history import person_started_at
 from gputui.store.checkpoints import CheckpointRow
-from gputui.store.run_history import DecisionView, IncidentView, TransitionView
-from tests.ledgers import ledger_row
-from tests.recovery.histories import Lines, attempt, decision, incident, move
-
-LAUNCH = move(1.0, origin=None, target="queued")
-
-
-def history(
-    attempts: list[Attempt],
-    incidents: Sequence[IncidentView] = (),
-    decisions: Sequence[DecisionView] = (),
-    transitions: Sequence[TransitionView] = (LAUNCH,),
-    checkpoints: Sequence[CheckpointRow] = (),
-    lines: Any = None,
-) -> RunHistory:
-    run: Any = None
-    return RunHistory(
-        run,
-        attempts,
-        list(incidents),
-        decisions=list(decisions),
-        transitions=list(transitions),
-        checkpoints=list(checkpoints),
-        lines=lines,
-    )
-
-
-def saved(path: str, number: int, **values: Any) -> CheckpointRow:
-    return ledger_row(path, attempt=number, **values)
+from tests.recovery.histories import LAUNCH, Lines, attempt, decision, history, incident, move, saved
 
 
 def test_decisions_become_what_the_policy_needs() -> None:

@@ -2,47 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 from gputui.recovery.past_decisions import past_decisions, progress_of
 from gputui.recovery.resumptions import Resumption, resumptions
-from gputui.recovery.run_history import RunHistory
-from gputui.store.attempts import Attempt
-from gputui.store.checkpoints import CheckpointRow
-from gputui.store.run_history import DecisionView, IncidentView, TransitionView
 from tests.ledgers import ledger_row
-from tests.recovery.histories import Lines, attempt, decision, incident, move
+from tests.recovery.histories import Lines, attempt, decision, history, incident, saved
 from tests.tables import table
 
 FALLING = [10.0 / step for step in range(1, 31)]
 NOISY = [2.0, 2.6, 1.7, 2.4, 1.9] * 6
-
-LAUNCH = move(1.0, origin=None, target="queued")
-
-
-def history(
-    attempts: list[Attempt],
-    incidents: Sequence[IncidentView] = (),
-    decisions: Sequence[DecisionView] = (),
-    transitions: Sequence[TransitionView] = (LAUNCH,),
-    checkpoints: Sequence[CheckpointRow] = (),
-    lines: Any = None,
-) -> RunHistory:
-    run: Any = None
-    return RunHistory(
-        run,
-        attempts,
-        list(incidents),
-        decisions=list(decisions),
-        transitions=list(transitions),
-        checkpoints=list(checkpoints),
-        lines=lines,
-    )
-
-
-def saved(path: str, number: int, **values: Any) -> CheckpointRow:
-    return ledger_row(path, attempt=number, **values)
 
 
 @table("first, value, what", [
