@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if rank == "0" and action == "json_schema":
             show(json.dumps(config.json_schema(), indent=2))
         elif rank == "0":
-            show(settings.model_dump_json(indent=2))
+            show(config.as_file(settings))
         return 0
     prepare_environment(settings)
 

@@ -90,9 +90,12 @@ class Loop:
         self.world.wait_for(max(settings.timeout, settings.start_timeout))
         if not session.batches.size:
             size = self.largest_batch()
-            session.batches = session.batches._replace(size=size)
-            self.telemetry.event(self.progress.step, "batch_found", batch_size=size)
-            self.telemetry.say(f"the largest micro batch that fits has {size} samples")
+            session.batches = session.batches_up_to(size)
+            self.telemetry.event(self.progress.step, "batch_found", batch_size=session.batches.size)
+            self.telemetry.say(
+                f"the largest micro batch that fits has {size} samples: {session.samples_per_step} samples per step, "
+                f"in micro batches of {session.batches.size}"
+            )
         session.set_batches(session.batches)
         _reset_peak_memory(self.world.device)
         with infrequent_gc() if settings.gc_every else contextlib.nullcontext():

@@ -23,7 +23,8 @@ from trainer.checkpoints import (
     shared_state,
 )
 from trainer.config import Settings, phase_at, unfold
-from trainer.data import Text
+from trainer.config.lengths import Consumed, settled
+from trainer.data import Data, Text
 from trainer.data.files import require_data_dir
 from trainer.data.text import prepared_folder
 from trainer.errors import CheckpointError, SettingsError, one_line
@@ -33,7 +34,7 @@ from trainer.loop import Loop, PhaseEnd
 from trainer.parallel.build import check
 from trainer.precision import release_memory, snapshot_at_out_of_memory
 from trainer.preparing import PreparationPlan, Prepared, prepare
-from trainer.session import PhaseSession, TrainingProgress
+from trainer.session import PhaseSession, TrainingProgress, load_for_all
 from trainer.signals import Signals
 from trainer.telemetry.telemetry import Telemetry
 from trainer.world import World, join, lost_a_peer
@@ -72,8 +73,7 @@ class Run:
         self.world = world
         self.telemetry = telemetry
         self.signals = signals
-        self.phases = unfold(settings)
-        self.total_steps = sum(phase.steps for phase in self.phases)
+        self.phases = self.asked = unfold(settings)
         self.faults = Injector(settings.inject, world.rank, settings.output_dir / "faults")
         for phase in self.phases:
             if phase.ranks > world.size:
@@ -98,6 +98,9 @@ class Run:
         self.former: State | None = None
         if choice.path is not None:
             self.former = load(choice.path)
+        self.settle()
+        if choice.path is not None:
+            assert self.former is not None
             number, _, _ = phase_at(self.phases, self.former["step"] + 1)
             check_fits(self.former, self.phases[number], choice.path)
         while True:
@@ -129,6 +132,25 @@ class Run:
         self.telemetry.event(self.step, "end", **tested, seconds=time.perf_counter() - began)
         means = (f"{name.replace('_', ' ', 1)} {value:.4f}" for name, value in tested.items())
         self.telemetry.say(f"done: {', '.join(means)}")
+
+    @property
+    def total_steps(self) -> int:
+        return sum(phase.steps for phase in self.phases)
+
+    def settle(self) -> None:
+        """Settle the steps and micro batches of all phases, now that data, ranks and the beginning are known."""
+        consumed = Consumed()
+        epoch_samples = 0
+        if self.settings.epochs:
+            self.data = load_for_all(self.settings, self.meeting)
+            epoch_samples = len(self.data.train)
+            if self.former is not None:
+                consumed = Consumed(self.former["step"], self.former["samples"])
+        phases = []
+        for phase in self.phases:
+            ranks = (phase.ranks or self.world.size) // phase.tensor_parallel
+            phases.append(settled(phase, epoch_samples, ranks, consumed))
+        self.phases = tuple(phases)
 
     # --- before and after ---------------------------------------------------------------------------------------------
 
@@ -169,6 +191,7 @@ class Run:
 
     step = 0  # of the run, as far as this rank knows
     former: State | None = None  # that the next phase starts from
+    data: Data | None = None  # where they had to be loaded before a phase begins
 
     def phase(self, number: int, choice: ResumeChoice) -> tuple[PhaseEnd | None, Parts]:
         """Train one phase. Returns its end, None on ranks that wait in it, and this rank's part of its last state."""
@@ -181,7 +204,7 @@ class Run:
             return None, ({}, {})
         with contextlib.ExitStack() as stack:
             progress = TrainingProgress(step=first_step - 1)
-            session = stack.enter_context(PhaseSession(settings, world, first_step, progress))
+            session = stack.enter_context(PhaseSession(settings, world, first_step, progress, data=self.data))
             if state is not None:
                 self.take_over(session, state, choice)
             del state
@@ -240,11 +263,18 @@ class Run:
             parallel=settings.parallel,
             batch_size=session.batches.size or "auto",
             grad_accum=session.batches.per_step,
+            samples_per_step=session.samples_per_step or "auto",
             device=session.world.device.type,
             precision=settings.precision,
             parameters=session.facts.parameters,
             phase=settings.phase or None,
         )
+        self.telemetry.say(_length(session))
+        if self.asked[number].warmup_steps != settings.warmup_steps:
+            self.telemetry.say(
+                f"a warm-up of {self.asked[number].warmup_steps} steps is longer than that: it takes "
+                f"{settings.warmup_steps}"
+            )
         if settings.phase:
             self.telemetry.say(
                 f"phase {number + 1} of {len(self.phases)}, {settings.phase}: steps {session.first_step} to "
@@ -291,3 +321,18 @@ class Run:
             self.telemetry.event(0, "checkpoint_rejected", reason=reason)
             self.telemetry.say(f"{reason}; trying the one before", error=True)
         return choice
+
+
+def _length(session: PhaseSession) -> str:
+    """The words for a phase's steps, and how its samples are spread over epochs, ranks and micro batches."""
+    steps = session.settings.steps
+    samples = len(session.data.train)
+    per_step = session.samples_per_step
+    if not per_step:
+        return f"{steps} steps; an epoch has {samples:,} samples"
+    ranks = session.strategy.data_ranks
+    size, count = session.batches
+    return (
+        f"{steps} steps of {per_step:,} samples (ranks x batch x accumulation: {ranks} x {size} x {count}), "
+        f"{steps * per_step / samples:.3g} epochs of {samples:,} samples"
+    )

@@ -11,6 +11,8 @@ import torch
 from trainer.batch import MicroBatches
 from trainer.checkpoints import FORMAT, State, random_state, restore_random_state, seed_everything
 from trainer.config import Settings
+from trainer.config.lengths import largest_divisor, share_of_step
+from trainer.config.schema import is_own
 from trainer.data import Data, load_data
 from trainer.data.feed import BatchFeed, HeldOut, Share
 from trainer.data.order import Deal
@@ -22,6 +24,7 @@ from trainer.parallel.build import build_strategy, shards_weights
 from trainer.precision import Precision, compile_modules
 from trainer.tasks import build_objective
 from trainer.tasks.objective import Objective
+from trainer.tasks.own import try_out
 from trainer.world import World
 
 
@@ -56,13 +59,21 @@ class PhaseSession:
         batches: the micro batches of a step; smaller ones once memory ran out.
     """
 
-    def __init__(self, settings: Settings, world: World, first_step: int, progress: TrainingProgress) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        world: World,
+        first_step: int,
+        progress: TrainingProgress,
+        *,
+        data: Data | None = None,
+    ) -> None:
         self.settings = settings
         self.world = world
         self.first_step = first_step
         self.progress = progress
         self.precision = Precision(settings, world.device)
-        self.data = _load_data(settings, world)
+        self.data = data or load_for_all(settings, world)
         seed_everything(settings.seed)  # the same initial weights on every rank
         sharded = shards_weights(settings, world) and settings.tensor_parallel == 1
         self.built = build(settings, self.data, sharded=sharded)
@@ -78,6 +89,9 @@ class PhaseSession:
         self.held_out = HeldOut(self.data.held_out, transform(training=False), settings, share)
         batch_size = settings.batch_size if isinstance(settings.batch_size, int) else 0
         self.batches = MicroBatches(batch_size, settings.grad_accum)
+        if is_own(settings.task):
+            with_gradients = not shards_weights(settings, world)
+            try_out(self.objective, self.data, settings, world.device, with_gradients=with_gradients)
         seed_everything(self._rank_seed())
 
     def __enter__(self) -> PhaseSession:
@@ -99,6 +113,15 @@ class PhaseSession:
     def samples_per_step(self) -> int:
         """Samples of an optimizer step, over all ranks."""
         return self.batches.size * self.batches.per_step * self.strategy.data_ranks
+
+    def batches_up_to(self, size: int) -> MicroBatches:
+        """The micro batches of a step, if none may be larger than `size`."""
+        settings = self.settings
+        if not settings.samples_per_step:
+            return self.batches._replace(size=size)
+        share = share_of_step(settings, self.strategy.data_ranks)
+        size = largest_divisor(share, size)
+        return MicroBatches(size, share // size)
 
     def set_batches(self, batches: MicroBatches) -> None:
         """Use these micro batches from the current position on."""
@@ -219,7 +242,7 @@ class PhaseSession:
             objective.measure = torch.compile(objective.measure)  # type: ignore[method-assign]
 
 
-def _load_data(settings: Settings, world: World) -> Data:
+def load_for_all(settings: Settings, world: World) -> Data:
     """Load the data set (collective). Rank 0 is first, and caches token counts for the others."""
     loaded: list[Data] = []
     world.on_main(lambda: loaded.append(load_data(settings)))

@@ -27,16 +27,22 @@ ROOT = Path(__file__).parents[2]
 PATIENCE_SECONDS = 400.0
 
 # A few seconds' worth of digits becomes a fraction of one.
-SMALL = ("--batch-size", "8", "--grad-accum", "2", "--warmup-steps", "5", "--width", "8", "--depth", "1")
+SMALL = ("--batch-size", "8", "--warmup-steps", "5", "--width", "8", "--depth", "1")
+
+
+def small(*flags: str) -> list[str]:
+    """A small run's flags before those of a test, which may choose the accumulation in either way."""
+    accumulation = [] if "--samples-per-step" in flags else ["--grad-accum", "2"]
+    return [*SMALL, *accumulation, *flags]
 
 
 def train(output: Path, *flags: str) -> int:
     """A small run in this process, as the single rank; its exit code."""
-    return main(["--output-dir", str(output), *SMALL, *flags])
+    return main(small("--output-dir", str(output), *flags))
 
 
 def settings(*flags: str) -> config.Settings:
-    return config.from_arguments([*SMALL, *flags], {})[0]
+    return config.from_arguments(small(*flags), {})[0]
 
 
 def train_on(world: World, output: Path, *flags: str) -> None:

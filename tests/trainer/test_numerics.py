@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from tests.trainer import own_code
 from tests.trainer.comparing import same
 from tests.trainer.instructions import CONTEXT, alone
 from tests.trainer.ranks import ALONE, Ranks
@@ -139,6 +140,31 @@ def test_packed_chats_are_a_plain_loop_over_documents_alone(
     assert len(events(tmp_path, "batch_reduced")) == (way == "out of memory on a rank")
     assert [line["loss"] for line in step_lines(tmp_path) if not line["rank"]] == pytest.approx(losses, rel=5e-6)
     assert farthest(trained(tmp_path, STEPS), weights) < 1e-5
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "zero1", "fsdp"])
+def test_a_task_of_ones_own_is_a_plain_loop_over_the_joined_batch(
+    parallel: str, two_ranks: Ranks, tmp_path: Path
+) -> None:
+    own = "tests.trainer.own_code"
+    flags = (*STEADY, "--data", f"{own}:table", "--model", f"{own}:network", "--task", f"{own}:Regression")
+    flags += ("--steps", "8", "--lr", "0.03", "--optimizer", "sgd", "--grad-clip", "0", "--weight-decay", "0")
+    two_ranks.run(train_on, tmp_path, *flags, "--parallel", parallel, "--samples-per-step", "12", "--batch-size", "4")
+    torch.manual_seed(0)
+    data = own_code.table()
+    model = own_code.network(own_code.FEATURES)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.03, momentum=0.9, nesterov=True)
+    losses = []
+    for number in range(8):
+        batch = data.train.read(Order(data.train, 0).indices(12 * number, 12))
+        loss = functional.mse_loss(model(batch["features"]).squeeze(1), batch["target"])
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    lines = [line for line in step_lines(tmp_path) if not line["rank"]]
+    assert [line["loss"] for line in lines] == pytest.approx(losses, rel=1e-6)
+    assert farthest(trained(tmp_path, 8), dict(model.state_dict())) < 1e-6
 
 
 def test_everything_of_fsdp_resumes_bit_for_bit(two_ranks: Ranks, tmp_path: Path) -> None:

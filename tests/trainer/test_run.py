@@ -35,7 +35,18 @@ PHASES = json.dumps(
         {"name": "spread", "steps": 3, "parallel": "fsdp", "gradient_checkpointing": "full", "reset_optimizer": True},
     ]
 )
-PHASED = ("--phases", PHASES, "--validate-every", "0", "--checkpoint-every", "5", "--dropout", "0.2")
+PHASED = (
+    "--phases",
+    PHASES,
+    "--validate-every",
+    "0",
+    "--checkpoint-every",
+    "5",
+    "--dropout",
+    "0.2",
+    "--warmup-steps",
+    "3",
+)
 
 COMMON = ("--steps", "30", "--validate-every", "0", "--checkpoint-every", "12", "--dropout", "0", "--ema", "0.9")
 LONG = (("--parallel", "zero1"), ("--parallel", "fsdp"), ("--async-checkpoints",))

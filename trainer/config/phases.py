@@ -119,6 +119,9 @@ def _override(settings: Settings, index: int, key: str) -> Any:
     if key in RUN_WIDE:
         problem = f"{key} is the same for the whole run and cannot be set in a phase"
         raise PhaseError(settings, index, key, problem)
+    if key == "grad_accum" and settings.samples_per_step:
+        problem = f"grad_accum follows from the run's {settings.samples_per_step} samples per step: leave it out"
+        raise PhaseError(settings, index, key, problem)
     value = settings.phases[index][key]
     share = _share(value)
     if share is None:

@@ -23,6 +23,7 @@ DataSource = Literal[
 Parallel = Literal["ddp", "data_parallel", "zero1", "fsdp"]
 Recompute = Literal["none", "selective", "operations", "full"]
 BatchSize = Annotated[int, Field(ge=1)] | Literal["auto"]
+OwnCode = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$")]
 Shares = dict[str, Annotated[float, Field(gt=0)]]
 
 T = TypeVar("T")
@@ -34,6 +35,9 @@ _TEXTS: dict[str, Any] = {"type": ["string", "array"]}
 # off as false.
 SWITCHES: Mapping[str, tuple[str, str]] = {"gradient_checkpointing": ("none", "full"), "compile": ("off", "default")}
 _TRUTH = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+
+# Data that may be images or text; the task tells.
+HOLDS_BOTH = ("auto", "parquet", "synthetic")
 
 # Modes of torch.compile in which it records CUDA graphs.
 CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")
@@ -48,7 +52,12 @@ TASK_DEFAULTS: dict[str, dict[str, Any]] = {
 }
 
 # Words for kinds of values that pydantic names otherwise.
-_KINDS = {"dict_type": "should be name: value", "tuple_type": "should be a list", "path_type": "should be a path"}
+_KINDS = {
+    "dict_type": "should be name: value",
+    "tuple_type": "should be a list",
+    "path_type": "should be a path",
+    "string_pattern_mismatch": "package.module:name of your own code",
+}
 
 
 class Scope(enum.Enum):
@@ -78,8 +87,10 @@ class _Group(BaseModel):
 class RunSettings(_Group):
     """The task, its length, and the folder of its files"""
 
-    task: Shape[Task] = Field("classify", description="what to train")
+    task: Shape[Task | OwnCode] = Field("classify", description="what to train, or package.module:Class")
+    task_options: dict[str, Any] = Field({}, description="arguments of your own task's class")
     steps: int = Field(300, ge=1, description="optimizer steps of the whole run")
+    epochs: RunWide[float] = Field(0.0, ge=0, description="passes over the training data that make up the steps")
     phases: RunWide[tuple[dict[str, Any], ...]] = Field((), description="parts of the run with settings of their own")
     phase: RunWide[str] = Field("", description="name of the phase these settings belong to; set by the trainer")
     seed: RunWide[int] = Field(0, ge=0, le=2**63 - 1, description="of weights, data order, augmentation and dropout")
@@ -132,7 +143,10 @@ class ModelSettings(_Group):
 class DataSettings(_Group):
     """The data and how it is read"""
 
-    data: RunWide[DataSource] = Field("auto", description="auto: digits or stdlib")
+    data: RunWide[DataSource | OwnCode] = Field(
+        "auto", description="auto: digits or stdlib; or package.module:function"
+    )
+    data_options: RunWide[dict[str, Any]] = Field({}, description="arguments of your own data's function")
     data_dir: RunWide[Path | None] = Field(None, description="folder of the data (gputui help trainer)")
     tokenizer: RunWide[Path | None] = Field(None, description="documents: a Hugging Face tokenizer's folder")
     data_column: RunWide[str] = Field("", description="parquet: column of the data; default: by type")
@@ -205,6 +219,9 @@ class OptimizerSettings(_Group):
     max_batch_size: int = Field(1024, ge=1, description="the most that auto tries")
     oom_retries: int = Field(0, ge=0, description="retries with smaller micro batches if memory runs out")
     grad_accum: int = Field(3, ge=1, description="micro batches per optimizer step")
+    samples_per_step: int = Field(
+        0, ge=0, description="of all ranks, in micro batches of at most batch_size; 0: by grad_accum"
+    )
     optimizer: Literal["adamw", "sgd", "muon"] = Field(
         "adamw", description="muon trains matrices of blocks, adamw the rest"
     )
@@ -212,7 +229,7 @@ class OptimizerSettings(_Group):
     lr_shares: Shares = Field({}, description="share of lr by part of a parameter's name: head=0.5,bias=2")
     schedule: Literal["cosine", "linear", "constant", "wsd"] = Field("cosine", description="decay after the warm-up")
     decay_share: float = Field(0.2, gt=0, le=1, description="wsd: share of steps with decay")
-    warmup_steps: int = Field(20, ge=0, description="steps of linear warm-up")
+    warmup_steps: int = Field(20, ge=0, description="steps of linear warm-up; a tenth of a shorter run")
     final_lr_ratio: float = Field(0.05, ge=0, le=1, description="last learning rate as a share of the peak")
     weight_decay: float = Field(0.01, ge=0, description="decay of weights with two or more dimensions")
     beta1: float = Field(0.9, ge=0, lt=1, description="adamw, muon: decay of the mean gradient")
@@ -296,10 +313,21 @@ class Settings(
         task = self.task
         parallel = self.parallel
         is_text = task in ("lm", "mlm")
-        holds_both = self.data in ("auto", "parquet", "synthetic")
-        if not holds_both and (self.data in ("tokens", "documents", "text", "stdlib")) != is_text:
+        if is_own(task) and self.data in HOLDS_BOTH:
+            yield "data", f" {self.data} may be images or text: with your own task, name data that is one of them"
+        if is_own(task) and self.model == "auto":
+            yield "model", " is needed with your own task: there is no usual one"
+        for name, own in (("task_options", task), ("data_options", self.data)):
+            if getattr(self, name) and not is_own(own):
+                yield name, f" are for code of your own, not for {own}"
+        is_known = not is_own(task) and not is_own(self.data) and self.data not in HOLDS_BOTH
+        if is_known and (self.data in ("tokens", "documents", "text", "stdlib")) != is_text:
             kind = "no text" if is_text else "text"
             yield "data", f" {self.data} is {kind}: it does not suit --task {task}"
+        if self.epochs and self.phases:
+            yield "epochs", " cannot be given with phases, which have steps of their own"
+        if self.epochs and self.batch_size == "auto" and not self.samples_per_step:
+            yield "epochs", " with an automatic batch size needs --samples-per-step"
         if task == "lm" and self.model in ("auto", "bytes") and self.width % 32:
             yield "width", f" must be a multiple of 32 for --task lm, got {self.width}"
         if task == "contrastive" and not self.augment:
@@ -351,6 +379,11 @@ SHAPE_SETTINGS = tuple(name for name, setting in Settings.model_fields.items() i
 RUN_WIDE = frozenset(
     name for name, setting in Settings.model_fields.items() if any(isinstance(mark, Scope) for mark in setting.metadata)
 )
+
+
+def is_own(name: str) -> bool:
+    """Return whether a setting names the user's own code, as ``package.module:name``."""
+    return ":" in name
 
 
 def flag(name: str) -> str:

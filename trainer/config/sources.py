@@ -6,11 +6,12 @@ The weakest source first: the task's defaults, files in YAML or JSON, variables 
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NoReturn, get_args
+from typing import Any, Literal, NoReturn, get_args, get_origin
 
 import yaml
 from pydantic import ValidationError
@@ -22,6 +23,7 @@ from trainer.config.schema import (
     SWITCHES,
     TASK_DEFAULTS,
     BatchSize,
+    OwnCode,
     Settings,
     did_you_mean,
     first,
@@ -32,11 +34,14 @@ from trainer.errors import SettingsError
 # Environment variables that set anything; the GPUTUI_ ones of a supervisor only fill in what nothing else gives.
 PREFIX = "TRAINER_"
 
-# Settings whose text is YAML, and so JSON; the last two also key=value,key=value.
-_STRUCTURED = ("phases", "model_options", "lr_shares")
+# Settings whose text is YAML, and so JSON; all but the first also key=value,key=value.
+_STRUCTURED = ("phases", "model_options", "data_options", "task_options", "lr_shares")
 # Words for types in the help text.
 _WORDS: Mapping[Any, str] = {int: "N", float: "X", str: "TEXT", Path: "PATH", Path | None: "PATH", BatchSize: "N|auto"}
 Action = Literal["train", "print_config", "json_schema"]
+# Two ways to say one thing: the stronger source wins, and one source may give one of them.
+_INSTEAD = {"epochs": "steps", "samples_per_step": "grad_accum"}
+_RIVALS = _INSTEAD | {usual: other for other, usual in _INSTEAD.items()}
 _SHARE = {"type": "string", "pattern": "^x[0-9.]+$", "description": "a share of the run's own value, such as x0.5"}
 
 
@@ -60,9 +65,24 @@ class _Sources:
 
     def __init__(self) -> None:
         self.values: dict[str, Any] = {}
+        self._here: set[str] = set()  # settings that the present source has given
         self._places: dict[tuple[str | int, ...], str] = {}
 
+    def next(self) -> None:
+        """Begin a stronger source."""
+        self._here.clear()
+
     def add(self, name: str, value: Any, place: str) -> None:
+        rival = _RIVALS.get(name, "")
+        if rival and value is None:
+            return
+        if name in _INSTEAD and value in (0, "0"):
+            self.values.pop(name, None)
+            return
+        if rival in self._here:
+            raise SettingsError(f"{place} and {self.place(rival)} contradict each other: leave one out")
+        self.values.pop(rival, None)
+        self._here.add(name)
         self.values[name] = value
         self._places = {keys: text for keys, text in self._places.items() if keys[0] != name} | {(name,): place}
 
@@ -121,13 +141,16 @@ def from_arguments(arguments: Sequence[str], environment: Mapping[str, str]) -> 
 
     sources = _Sources()
     for path in flags.pop("config", []):
+        sources.next()
         sources.add_file(Path(path))
+    sources.next()
     for variable in sorted(variable for variable in environment if variable.startswith(PREFIX)):
         name = variable.removeprefix(PREFIX).lower()
         if name not in Settings.model_fields:
             variables = [PREFIX + setting.upper() for setting in Settings.model_fields]
             raise SettingsError(f"unknown setting {variable}{did_you_mean(variable, variables)}")
         sources.add_text(name, environment[variable], variable)
+    sources.next()
     for name, text in flags.items():
         sources.add_text(name, text, flag(name))
     if sources.values.get("phase"):
@@ -137,7 +160,8 @@ def from_arguments(arguments: Sequence[str], environment: Mapping[str, str]) -> 
 
 def _complete(sources: _Sources, environment: Mapping[str, str]) -> Settings:
     values = sources.values
-    output = values.get("output_dir") or environment.get("GPUTUI_RUN_DIR") or f"runs/{values.get('task', 'classify')}"
+    task = str(values.get("task", "classify")).rpartition(":")[2]
+    output = values.get("output_dir") or environment.get("GPUTUI_RUN_DIR") or f"runs/{task}"
     for name, value in (
         ("output_dir", output),
         ("metrics", environment.get("GPUTUI_METRICS") or f"{output}/metrics.jsonl"),
@@ -237,12 +261,23 @@ def _options(name: str) -> dict[str, Any]:
     """Arguments of argparse for a setting. Values stay text: the schema knows what they must be."""
     setting = Settings.model_fields[name]
     options: dict[str, Any] = {"help": ((setting.description or "") + _defaults(name)).replace("%", "%%")}
-    choices = "|".join(value for value in get_args(setting.annotation) if isinstance(value, str))
+    choices = "|".join(_choices(setting.annotation))
     if setting.annotation is bool or name in SWITCHES:
         return options | {"nargs": "?", "const": "true", "metavar": choices or "true|false"}
     if name == "inject":
         return options | {"action": "append", "metavar": "FAULT"}
-    return options | {"metavar": choices or _WORDS.get(setting.annotation, "YAML")}
+    return options | {"metavar": _WORDS.get(setting.annotation) or choices or "YAML"}
+
+
+def _choices(annotation: Any) -> Iterator[str]:
+    """The words that a setting may be, and what stands for the name of one's own code."""
+    for value in get_args(annotation):
+        if value is OwnCode:
+            yield "MODULE:NAME"
+        elif isinstance(value, str):
+            yield value
+        elif get_origin(value) is Literal:
+            yield from get_args(value)
 
 
 def _defaults(name: str) -> str:
@@ -265,6 +300,15 @@ def _plain(value: Any) -> str:
 
 
 # --- for others -------------------------------------------------------------------------------------------------------
+
+
+def as_file(settings: Settings) -> str:
+    """The settings as a JSON file that means the same."""
+    values = settings.model_dump(mode="json")
+    for name, usual in _INSTEAD.items():
+        if values[name]:
+            values[usual] = None  # it follows once the data are known
+    return json.dumps(values, indent=2)
 
 
 def json_schema() -> dict[str, Any]:

@@ -8,13 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from trainer.config import Settings
-from trainer.data.contract import BrokenSample, Data, Images, Split, Text
+from trainer.config.schema import is_own
+from trainer.data.contract import BrokenSample, Data, Images, Samples, Split, TensorSplit, Text
 from trainer.data.images import cifar10, folder
+from trainer.data.own import own_data
 from trainer.data.parquet import parquet_images, parquet_text
 from trainer.data.text import stdlib, text_files, tokens
 from trainer.data.toy import digits, synthetic_images, synthetic_text
 
-__all__ = ["BrokenSample", "Data", "Images", "Split", "Text", "load_data"]
+__all__ = ["BrokenSample", "Data", "Images", "Samples", "Split", "TensorSplit", "Text", "load_data"]
 
 _IMAGES: Mapping[str, Callable[[Settings], Images]] = {
     "auto": digits,
@@ -36,11 +38,12 @@ _TEXT: Mapping[str, Callable[[Settings], Text]] = {
 
 
 def load_data(settings: Settings) -> Data:
-    """The data that --data names: images for classify and contrastive, text for lm and mlm.
+    """The data that --data names. If it may be both, images for classify and contrastive, text for lm and mlm.
 
     Raises SettingsError for a setting, and TrainerError for files, that are missing or wrong.
     """
-    of_images = settings.task in ("classify", "contrastive")
-    if of_images:
+    if is_own(settings.data):
+        return own_data(settings)
+    if settings.task in ("classify", "contrastive") or settings.data not in _TEXT:
         return _IMAGES[settings.data](settings)
     return _TEXT[settings.data](settings)

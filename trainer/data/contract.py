@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from trainer.errors import TrainerError, one_line
@@ -41,7 +43,8 @@ class Split(ABC):
     """Raw samples by number, in any order. Picklable.
 
     Images come as ``{"image": uint8 [n, channels, height, width], "label": int64 [n]}``, text as
-    ``{"tokens": int64 [n, context + 1]}``, and marked text also ``"learn"`` and ``"begin"``, bool alike.
+    ``{"tokens": int64 [n, context + 1]}``, and marked text also ``"learn"`` and ``"begin"``, bool alike. Fields for a
+    task of one's own may be any.
     """
 
     # Lengths, in samples, of blocks that are best read together; None if every order of reading costs the same.
@@ -57,6 +60,20 @@ class Split(ABC):
     def expect(self, indices: Indices) -> None:
         """Start reading these samples in the background, if that helps. Returns at once; never raises BrokenSample."""
         return
+
+
+@dataclass(frozen=True)
+class TensorSplit(Split):
+    """Samples in memory: tensors that all have the samples along their first dimension."""
+
+    fields: Fields
+
+    def __len__(self) -> int:
+        return len(next(iter(self.fields.values())))
+
+    def read(self, indices: Indices) -> Fields:
+        chosen = torch.from_numpy(indices)
+        return {name: tensor[chosen] for name, tensor in self.fields.items()}
 
 
 @dataclass(frozen=True)
@@ -89,4 +106,17 @@ class Text:
     prompts: tuple[tuple[int, ...], ...] = ()
 
 
-Data = Images | Text
+@dataclass(frozen=True)
+class Samples:
+    """Training and held-out samples of any fields, for a task of one's own.
+
+    Attributes:
+        facts: what the function that builds the model may want to know, by the names of its parameters.
+    """
+
+    train: Split
+    held_out: Split
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+Data = Images | Text | Samples

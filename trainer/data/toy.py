@@ -8,10 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from trainer.config import Settings
-from trainer.data.contract import Fields, Images, Indices, Split, Text
+from trainer.data.contract import Fields, Images, Indices, Split, TensorSplit, Text
 from trainer.data.images import resize
 from trainer.data.order import hashed
 from trainer.errors import TrainerError
@@ -22,21 +21,6 @@ _NOISE_BYTES = 1 << 22  # random bytes that the noise of every image is cut from
 _PATCHES = 4  # a class is a pattern of 4 x 4 patches
 _HELD_OUT = 1 << 40  # held-out samples are numbered from here
 _STRIDES = 16
-
-
-@dataclass(frozen=True)
-class ImageTable(Split):
-    """Images, uint8 [n, channels, height, width], and their classes, int64 [n], in memory."""
-
-    images: Tensor
-    labels: Tensor
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def read(self, indices: Indices) -> Fields:
-        chosen = torch.from_numpy(indices)
-        return {"image": self.images[chosen], "label": self.labels[chosen]}
 
 
 def digits(settings: Settings) -> Images:
@@ -54,8 +38,8 @@ def digits(settings: Settings) -> Images:
     images = resize(pixels.view(-1, 1, 8, 8), settings.image_size)
     held_out = torch.arange(len(labels)) % 5 == 0
     return Images(
-        train=ImageTable(images[~held_out], labels[~held_out]),
-        held_out=ImageTable(images[held_out], labels[held_out]),
+        train=TensorSplit({"image": images[~held_out], "label": labels[~held_out]}),
+        held_out=TensorSplit({"image": images[held_out], "label": labels[held_out]}),
         shape=(1, images.shape[2], images.shape[3]),
         classes=tuple("0123456789"),
     )

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import importlib
-import inspect
 import json
-import pkgutil
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,10 +12,13 @@ from typing import Any
 from torch import nn
 
 from trainer.config import Settings
-from trainer.config.schema import did_you_mean
-from trainer.data.contract import Data, Images, Text
+from trainer.config.schema import did_you_mean, is_own
+from trainer.data.contract import Data, Images, Samples, Text
 from trainer.errors import SettingsError, TrainerError, one_line
 from trainer.models.own import Logits
+from trainer.own_code import call, check_options
+
+OWN_FUNCTION_NEEDED = "model: for samples of your own, give package.module:function"
 
 # Keys that follow from the data and cannot be chosen.
 _FROM_DATA = ("num_labels", "id2label", "label2id", "num_channels", "image_size")
@@ -56,7 +57,7 @@ def make_config(config_class: Any, values: Mapping[str, Any], options: Mapping[s
     for key in options:
         if key in _FROM_DATA:
             raise SettingsError(f"model_options: {key} cannot be set, it follows from the data")
-    _check_options(options, keys.difference(_FROM_DATA), config_class.model_type)
+    check_options("model", options, keys.difference(_FROM_DATA), config_class.model_type)
     chosen = {aliases.get(key, key): value for key, value in {**values, **options}.items()}
     with options_at_fault():
         return config_class(**chosen)
@@ -84,11 +85,13 @@ def build_from_config_file(settings: Settings, data: Data) -> nn.Module:
     """
     hf = load_transformers()
     config = _read_config(hf, settings)
+    if isinstance(data, Samples):
+        raise SettingsError(OWN_FUNCTION_NEEDED)
     if isinstance(data, Images):
         _fit_to_images(config, settings, data)
         auto_model = hf.AutoModelForImageClassification
         models = hf.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING
-    elif settings.task == "lm":
+    elif settings.task != "mlm":
         _fit_to_text(config, settings, data)
         auto_model = hf.AutoModelForCausalLM
         models = hf.MODEL_FOR_CAUSAL_LM_MAPPING
@@ -130,51 +133,33 @@ def _fit_to_images(config: Any, settings: Settings, data: Images) -> None:
 def _fit_to_text(config: Any, settings: Settings, data: Text) -> None:
     check_room(config, vocabulary_size(settings, data), data.context)
     config.use_cache = False
-    if settings.task == "lm" and getattr(config, "is_decoder", None) is False:
+    if settings.task != "mlm" and getattr(config, "is_decoder", None) is False:
         config.is_decoder = True  # else models such as BERT would see the tokens that they are to predict
 
 
 def build_from_function(settings: Settings, data: Data) -> nn.Module:
     """Call ``package.module:function`` with those of the data's facts that it takes, and with model_options.
 
-    Raises SettingsError if the function cannot be found or does not take them; its own errors pass.
+    A task of one's own gets the module itself, any other a module whose output is one tensor. Raises SettingsError if
+    the function cannot be found, does not take them, or returns no module; its own errors pass.
     """
-    options = settings.model_options
-    facts = _facts(settings, data)
-    try:
-        function = pkgutil.resolve_name(settings.model)
-        signature = inspect.signature(function)
-    except (ImportError, AttributeError, ValueError, TypeError) as error:
-        raise SettingsError(f"model: {settings.model} cannot be used: {one_line(error)}") from None
-    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values())
-    if not takes_any:
-        _check_options(options, signature.parameters, settings.model)
-        facts = {key: value for key, value in facts.items() if key in signature.parameters}
-    arguments = {**facts, **options}
-    try:
-        signature.bind(**arguments)
-    except TypeError as error:
-        raise SettingsError(f"model: {settings.model}: {error}; give it in model_options") from None
-    model = function(**arguments)
+    model = call("model", settings.model, _facts(settings, data), settings.model_options)
     if not isinstance(model, nn.Module):
         raise SettingsError(f"model: {settings.model} returned {type(model).__name__}, not a torch.nn.Module")
+    if is_own(settings.task):
+        return model
     return Logits(model)
 
 
 def _facts(settings: Settings, data: Data) -> dict[str, Any]:
     """What a user's function may want to know, by the names of its parameters."""
     facts: dict[str, Any] = {"task": settings.task}
-    if isinstance(data, Images):
+    if isinstance(data, Samples):
+        facts |= data.facts
+    elif isinstance(data, Images):
         facts |= {"image_shape": data.shape, "classes": len(data.classes)}
     else:
         facts |= {"vocabulary": vocabulary_size(settings, data), "context": data.context}
     if settings.task == "contrastive":
         facts["embedding_size"] = settings.embedding_size
     return facts
-
-
-def _check_options(options: Mapping[str, Any], names: Collection[str], whose: str) -> None:
-    """Raise SettingsError for an option that is none of the names."""
-    for key in options:
-        if key not in names:
-            raise SettingsError(f"model_options: {whose} has no {key}{did_you_mean(key, names)}")

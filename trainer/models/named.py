@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from trainer.config import Settings
-from trainer.config.schema import did_you_mean
-from trainer.data.contract import Data, Images, Text
+from trainer.config.schema import did_you_mean, is_own
+from trainer.data.contract import Data, Images, Samples, Text
 from trainer.errors import SettingsError
 from trainer.models import custom
 from trainer.models.blocks import apply_recompute
@@ -112,7 +112,7 @@ def build(settings: Settings, data: Data, *, sharded: bool = False) -> Built:
 
     Raises SettingsError for a model that is unknown or does not suit task and data.
     """
-    if isinstance(data, Images) != (settings.task in ("classify", "contrastive")):
+    if not _suits(settings, data):
         raise SettingsError(f"--task {settings.task} cannot learn from --data {settings.data}; change one of the two")
     if settings.model == "auto":
         settings = settings.model_copy(update={"model": NAMES[settings.task][0]})
@@ -131,6 +131,22 @@ def build(settings: Settings, data: Data, *, sharded: bool = False) -> Built:
     if isinstance(model, ByteTransformer | Logits):
         model.compiled = settings.compile != "off"
     return Built(settings.model, model, fresh)
+
+
+def _suits(settings: Settings, data: Data) -> bool:
+    """Return whether the task can learn from the data; a task of one's own says so itself."""
+    if is_own(settings.task):
+        return True
+    return isinstance(data, Images if settings.task in ("classify", "contrastive") else Text)
+
+
+def _kind(settings: Settings, data: Images | Text) -> str:
+    """The task whose models are meant by their names; for a task of one's own that of the data."""
+    if not is_own(settings.task):
+        return settings.task
+    if isinstance(data, Images):
+        return "classify"
+    return "lm"
 
 
 def _feature_size(model: nn.Module, settings: Settings) -> int:
@@ -152,7 +168,9 @@ def _network(settings: Settings, data: Data) -> nn.Module:
         return custom.build_from_config_file(settings, data)
     if ":" in name:
         return custom.build_from_function(settings, data)
-    names = NAMES[settings.task]
+    if isinstance(data, Samples):
+        raise SettingsError(custom.OWN_FUNCTION_NEEDED)
+    names = NAMES[_kind(settings, data)]
     if name not in names:
         near = did_you_mean(name, names) or f"; use {', '.join(names)}, a config.json or package.module:function"
         raise SettingsError(f"model: {name} is no model for {settings.task}{near}")
@@ -191,7 +209,7 @@ def _language(settings: Settings, data: Text) -> nn.Module:
     family, _ = _SIZES[settings.model]
     with options_at_fault():
         network = getattr(hf, family.model)(config)
-    return Logits(network, takes_lengths=settings.task == "lm")
+    return Logits(network, takes_lengths=settings.task != "mlm")
 
 
 def _attention(

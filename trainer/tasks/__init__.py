@@ -5,11 +5,13 @@ from __future__ import annotations
 from torch import nn
 
 from trainer.config import Settings
-from trainer.data.contract import Data, Text
+from trainer.config.schema import is_own
+from trainer.data.contract import Data, Samples, Text
 from trainer.errors import SettingsError
 from trainer.tasks.contrastive import Contrastive
 from trainer.tasks.language import MaskedTokens, NextToken
 from trainer.tasks.objective import Objective
+from trainer.tasks.own import own_objective
 from trainer.tasks.vision import Classification
 from trainer.world import World
 
@@ -19,7 +21,9 @@ __all__ = ["Objective", "build_objective"]
 def build_objective(settings: Settings, data: Data, model: nn.Module, world: World) -> Objective:
     """The task's objective for a model built for the same data. Raises SettingsError if nothing could be learnt."""
     objective: Objective
-    if isinstance(data, Text) and settings.task == "lm":
+    if is_own(settings.task) or isinstance(data, Samples):
+        objective = own_objective(settings, data, model)
+    elif isinstance(data, Text) and settings.task == "lm":
         objective = NextToken(settings, data, model)
     elif isinstance(data, Text):
         objective = MaskedTokens(settings, data, model)

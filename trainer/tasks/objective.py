@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor, nn
 
 from trainer.data.contract import Fields, Indices, Transform
@@ -19,7 +20,8 @@ class Objective(nn.Module):
     """A model, one input tensor to one output tensor, together with what it is trained for.
 
     `forward` takes a transformed batch on the model's device and returns the mean loss [] over its samples. The mean of
-    several ranks' losses must be the loss of their joined batch.
+    several ranks' losses must be the loss of their joined batch. A task of one's own needs no more than `forward`, and
+    its model may take and return anything.
 
     Attributes:
         exchanges: forward itself talks to other ranks, so it ends on no rank without all.
@@ -45,9 +47,11 @@ class Objective(nn.Module):
         """The share [] of the batch that counts, where the objective is `weighed`."""
         raise NotImplementedError
 
-    @abstractmethod
     def measure(self, fields: Fields) -> dict[str, Tensor]:
         """Sums [] of a held-out batch, with ``loss`` and ``count``, or rows for `joined`. No gradient or exchange."""
+        samples = len(next(iter(fields.values())))
+        loss = self(fields) * samples
+        return {"loss": loss, "count": torch.full_like(loss, samples)}
 
     def joined(self, measured: dict[str, Tensor]) -> dict[str, Tensor]:
         """This rank's sums from `measure`'s of all its batches: sums added up, rows in order (collective)."""
@@ -58,13 +62,17 @@ class Objective(nn.Module):
         count = sums["count"] or math.nan
         return {name: value / count for name, value in sums.items() if name != "count"}
 
-    @abstractmethod
     def transform(self, *, training: bool) -> Transform:
         """From raw samples to the fields that `forward` and `measure` take; picklable."""
+        return _as_they_are
 
     def flops_per_sample(self) -> float | None:
         """Operations of forward and backward for a sample; None: unknown. Ask before the model is spread over ranks."""
         return None
+
+
+def _as_they_are(raw: Fields, positions: Indices) -> Fields:
+    return raw
 
 
 def uniform(seed: int, purpose: str, positions: Indices, count: int) -> npt.NDArray[np.float64]:

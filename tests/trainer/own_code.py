@@ -1,0 +1,174 @@
+"""Code as users write it: data, a model and a task, right and wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tests.trainer.splits import Rows
+from trainer.data import Images, Samples, Split, TensorSplit, Text
+from trainer.data.contract import Fields, Indices
+from trainer.tasks import Objective
+
+FEATURES = 5
+
+
+def table(count: int = 96) -> Samples:
+    """A linear truth under a bit of noise."""
+    draw = torch.Generator().manual_seed(1)
+    features = torch.randn(count, FEATURES, generator=draw)
+    target = features @ torch.arange(1.0, FEATURES + 1) + 0.1 * torch.randn(count, generator=draw)
+    held_out = torch.arange(count) % 4 == 0
+    train = TensorSplit({"features": features[~held_out], "target": target[~held_out]})
+    test = TensorSplit({"features": features[held_out], "target": target[held_out]})
+    return Samples(train, test, {"columns": FEATURES})
+
+
+def network(columns: int, width: int = 16) -> nn.Module:
+    return nn.Sequential(nn.Linear(columns, width), nn.Tanh(), nn.Linear(width, 1))
+
+
+class Regression(Objective):
+    """Least squares."""
+
+    def forward(self, fields: Fields) -> Tensor:
+        predicted = self.model(fields["features"]).squeeze(1)
+        return nn.functional.mse_loss(predicted, fields["target"])
+
+
+class Scaled(Regression):
+    """With an argument and a metric of its own."""
+
+    metrics = ("loss", "error")
+
+    def __init__(self, model: nn.Module, seed: int, data: Samples, scale: float = 1.0) -> None:
+        super().__init__(model)
+        self.scale = scale
+        assert isinstance(data, Samples)
+        assert seed >= 0
+
+    def forward(self, fields: Fields) -> Tensor:
+        return super().forward(fields) * self.scale
+
+    def measure(self, fields: Fields) -> dict[str, Tensor]:
+        count = torch.tensor(float(len(fields["target"])))
+        error = (self.model(fields["features"]).squeeze(1) - fields["target"]).abs().sum()
+        return {"loss": self(fields) * count, "error": error, "count": count}
+
+
+class Weighed(Regression):
+    """A parameter outside the model."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model)
+        self.bias = nn.Parameter(torch.zeros(()))
+
+
+class Pixels(Regression):
+    """On the trainer's own images."""
+
+    def forward(self, fields: Fields) -> Tensor:
+        pixels = fields["image"].flatten(1) / 255
+        return nn.functional.mse_loss(self.model(pixels), pixels)
+
+
+def rebuilding(image_shape: tuple[int, int, int]) -> nn.Module:
+    pixels = image_shape[0] * image_shape[1] * image_shape[2]
+    return nn.Sequential(nn.Linear(pixels, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, pixels))
+
+
+# --- data that are wrong ----------------------------------------------------------------------------------------------
+
+
+def no_data() -> tuple[int, int]:
+    return 1, 2
+
+
+def no_splits() -> Any:
+    return Samples([1, 2], [3])  # type: ignore[arg-type]
+
+
+def nothing_held_out() -> Samples:
+    return Samples(table().train, Rows(0))
+
+
+def raising(data_dir: Any) -> Samples:
+    return Samples(TensorSplit(torch.load(data_dir / "missing")), Rows(1))
+
+
+class OneByOne(Split):
+    """Samples that are not stacked."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def read(self, indices: Indices) -> Fields:
+        return {"features": torch.zeros(FEATURES)}
+
+
+def not_stacked() -> Samples:
+    return Samples(OneByOne(), OneByOne())
+
+
+def float_images() -> Images:
+    split = TensorSplit({"image": torch.rand(4, 1, 8, 8), "label": torch.zeros(4, dtype=torch.int64)})
+    return Images(split, split, (1, 8, 8), ("a", "b"))
+
+
+def unknown_classes() -> Images:
+    split = TensorSplit({"image": torch.zeros(4, 1, 8, 8, dtype=torch.uint8), "label": torch.full((4,), 2)})
+    return Images(split, split, (1, 8, 8), ("a", "b"))
+
+
+def good_images() -> Images:
+    images = torch.randint(0, 256, (64, 1, 8, 8), dtype=torch.uint8)
+    split = TensorSplit({"image": images, "label": torch.arange(64) % 2})
+    return Images(split, split, (1, 8, 8), ("a", "b"))
+
+
+def tokens_out_of_range() -> Text:
+    split = TensorSplit({"tokens": torch.full((4, 17), 40)})
+    return Text(split, split, 16, 40)
+
+
+# --- tasks that are wrong ---------------------------------------------------------------------------------------------
+
+
+class NoObjective:
+    """Not a task."""
+
+
+class Rowwise(Regression):
+    """A loss for each sample instead of their mean."""
+
+    def forward(self, fields: Fields) -> Tensor:
+        return (self.model(fields["features"]).squeeze(1) - fields["target"]).square()
+
+
+class Infinite(Regression):
+    """A division by zero."""
+
+    def forward(self, fields: Fields) -> Tensor:
+        return super().forward(fields) / 0
+
+
+class Detached(Regression):
+    """A loss without gradients."""
+
+    def forward(self, fields: Fields) -> Tensor:
+        return super().forward(fields).detach()
+
+
+class OtherMetrics(Regression):
+    """Metrics that are not those which are measured."""
+
+    metrics = ("loss", "r2")
+
+
+class WrongField(Regression):
+    """A name that the data do not have."""
+
+    def forward(self, fields: Fields) -> Tensor:
+        return self.model(fields["feature"]).mean()
