@@ -70,16 +70,20 @@ def _add_export(parser: argparse.ArgumentParser) -> None:
     parser.description = "Write the weights of a run as a model of transformers."
     parser.set_defaults(command=_export)
     _add_run(parser)
-    parser.add_argument("--to", choices=("hf",), required=True, help="hf: a folder that transformers loads")
-    parser.add_argument("--out", type=Path, metavar="FOLDER", help="default: hf in the run's folder")
+    to = "hf (default): a folder that transformers loads, or of adapters peft"
+    parser.add_argument("--to", choices=("hf",), default="hf", help=to)
+    parser.add_argument("--merge", action="store_true", help="adapters are added to the weights below them")
+    out = "default: hf in the run's folder, with --merge hf-merged"
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help=out)
 
 
 def _export(options: argparse.Namespace) -> int:
     from trainer.exporting import export
 
     folder = options.run if options.run.is_dir() else options.run.parent
-    out = options.out or folder / "hf"
-    done = export(options.run, out, options.weights)
+    name = "hf-merged" if options.merge else "hf"
+    out = options.out or folder / name
+    done = export(options.run, out, options.weights, merge=options.merge)
     show(f"{out}: {type(done.network).__name__} of step {done.step}, from {done.checkpoint}")
     return 0
 

@@ -18,15 +18,18 @@ import torch
 from torch import Tensor, nn
 
 from trainer.checkpoints import choose, files, load
+from trainer.config import Settings
 from trainer.errors import CheckpointError, SettingsError, TrainerError, one_line, show
+from trainer.models.adapters import add_adapters
 from trainer.models.custom import load_transformers
-from trainer.models.weights import network_of
+from trainer.models.weights import BaseWeights, load_weights, network_of
 from trainer.tokenizer import Tokenizer
 
 # The newest checkpoint's, the averaged ones in it, or the best checkpoint's, which are averaged where any are.
 Weights = Literal["last", "ema", "best"]
 
 _CONFIG = "config.json"
+_ADAPTER_CONFIG = "adapter_config.json"
 _MAX_REASON = 200  # errors of load_state_dict name every tensor
 
 
@@ -41,7 +44,8 @@ def require_exportable(model: nn.Module) -> None:
             rebuilt = type(network)(_clean_config(network))
         ours = {name: tensor.shape for name, tensor in network.state_dict().items()}
         theirs = {name: tensor.shape for name, tensor in rebuilt.state_dict().items()}
-        if ours != theirs:
+        # Adapters have names of their own; the weights below them were read by transformers.
+        if ours != theirs and not hasattr(network, "peft_config"):
             raise ValueError("it has other weights than in transformers")
     except Exception as error:  # networks raise many types here
         kind = type(network).__name__
@@ -88,7 +92,10 @@ def _clean_config(network: Any) -> Any:
 
 @dataclass(frozen=True)
 class Restored:
-    """A network of transformers with the weights of a checkpoint; `folder` has its description."""
+    """A network of transformers with the weights of a checkpoint, or peft's model around one with its adapters.
+
+    `folder` has its description.
+    """
 
     network: Any
     folder: Path
@@ -102,19 +109,24 @@ class Restored:
         return Tokenizer(self.folder)
 
 
-def restore(source: Path, weights: Weights = "last") -> Restored:
+def restore(source: Path, weights: Weights = "last", *, merge: bool = True) -> Restored:
     """Load the network of `source`: a run's folder, its folder of checkpoints, or one checkpoint.
 
-    Of a contrastive model that is the backbone, without the projection. Raises CheckpointError if there is no valid
-    checkpoint with such weights, and TrainerError if transformers cannot build the model.
+    Of a contrastive model that is the backbone, without the projection. Without `merge`, adapters stay apart from the
+    weights that they were trained over. Raises CheckpointError if there is no valid checkpoint with such weights or
+    what it builds on has changed, and TrainerError if transformers cannot build the model.
     """
     checkpoint = _find_checkpoint(source, weights)
     folder = _find_description(checkpoint)
     state = load(checkpoint)
     if weights == "ema" and not state["ema"]:
         raise CheckpointError(f"{checkpoint} has no averaged weights; train with --ema 0.999, or use --weights last")
+    if state["base"] is not None:
+        _require_base(checkpoint, BaseWeights(**state["base"]))
     try:
-        network = _rebuild(folder, state, weights)
+        network = _rebuild(folder, state, weights, merge=merge)
+    except SettingsError:
+        raise
     except Exception as error:  # networks raise many types here
         reason = one_line(error)[:_MAX_REASON]
         raise TrainerError(f"{checkpoint} is not of the model that {folder} describes: {reason}") from None
@@ -145,7 +157,13 @@ def _find_description(checkpoint: Path) -> Path:
     raise TrainerError(f"{checkpoint} has no model/{_CONFIG} beside it: only transformers models can be used")
 
 
-def _rebuild(folder: Path, state: Mapping[str, Any], weights: Weights) -> Any:
+def _require_base(checkpoint: Path, base: BaseWeights) -> None:
+    """Raise TrainerError unless the weights that a checkpoint builds on are where they were."""
+    if BaseWeights.read(Path(base.folder)) != base:
+        raise CheckpointError(f"{checkpoint} was trained over other weights than those now in {base.folder}")
+
+
+def _rebuild(folder: Path, state: Mapping[str, Any], weights: Weights, *, merge: bool) -> Any:
     """The network that a folder describes, with the weights of a checkpoint's state. Raises what transformers does."""
     hf = load_transformers()
     config = hf.AutoConfig.from_pretrained(folder, local_files_only=True)
@@ -153,10 +171,20 @@ def _rebuild(folder: Path, state: Mapping[str, Any], weights: Weights) -> Any:
     network = getattr(hf, class_name)(config).eval()
     is_contrastive = any(name.startswith("backbone.") for name in state["model"])
     prefix = "backbone.inner." if is_contrastive else "inner."
-    network.load_state_dict(_tensors_below(prefix, state["model"]))
+    adapted = None
+    if state["base"] is not None:
+        fresh = load_weights(network, Path(state["base"]["folder"]))
+        settings = Settings.model_validate({**state["config"], "weights": state["base"]["folder"]})
+        if settings.lora:
+            adapted = add_adapters(network, settings, fresh).eval()
+    network.load_state_dict(_tensors_below(prefix, state["model"]), strict=state["base"] is None)
     if weights != "last":  # of tied parameters one name is averaged
         network.load_state_dict(_tensors_below(prefix, state["ema"]), strict=False)
-    return network
+    if adapted is None:
+        return network
+    if merge:
+        return adapted.merge_and_unload()
+    return adapted
 
 
 def _tensors_below(prefix: str, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
@@ -164,20 +192,24 @@ def _tensors_below(prefix: str, tensors: Mapping[str, Tensor]) -> Mapping[str, T
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
-def export(source: Path, out: Path, weights: Weights = "last") -> Restored:
+def export(source: Path, out: Path, weights: Weights = "last", *, merge: bool = False) -> Restored:
     """Write a folder that transformers loads: safetensors, config.json and the tokenizer. Returns the exported network.
 
+    Of a run with adapters, these alone as peft loads them, unless they are to `merge` with the weights below them.
     Replaces an earlier export at `out` atomically. Raises SettingsError if something else is there, or TrainerError.
     """
     require_replaceable(out)
-    restored = restore(source, weights)
+    restored = restore(source, weights, merge=merge)
     load_transformers().utils.logging.disable_progress_bar()
     fresh = out.with_name(f".{out.name}.new")
     former = out.with_name(f".{out.name}.former")
     try:
         for leftover in (fresh, former):  # of a killed process
             shutil.rmtree(leftover, ignore_errors=True)
-        restored.network.save_pretrained(fresh)
+        if hasattr(restored.network, "merge_and_unload"):
+            restored.network.save_pretrained(fresh, save_embedding_layers=False)  # they are not trained
+        else:
+            restored.network.save_pretrained(fresh)
         shutil.copytree(restored.folder, fresh, ignore=shutil.ignore_patterns(_CONFIG), dirs_exist_ok=True)
         for path in fresh.iterdir():
             with path.open("rb") as file:
@@ -196,7 +228,7 @@ def require_replaceable(out: Path) -> None:
     """Raise SettingsError if an export to `out` would replace anything but an earlier export."""
     if not out.exists():
         return
-    is_export = out.is_dir() and (out / _CONFIG).is_file()
+    is_export = any((out / name).is_file() for name in (_CONFIG, _ADAPTER_CONFIG))
     is_empty_folder = out.is_dir() and not any(out.iterdir())
     if not is_export and not is_empty_folder:
         raise SettingsError(f"{out} is there and is no earlier export; move it away, or name another folder")

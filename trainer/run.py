@@ -286,6 +286,9 @@ class Run:
                 "--static-graph, --sync-batchnorm or contrastive learning a rank without memory leaves others waiting",
                 error=True,
             )
+        trained = sum(parameter.numel() for parameter in session.strategy.names if parameter.requires_grad)
+        if trained < session.facts.parameters:
+            self.telemetry.say(f"trains {trained:,} of {session.facts.parameters:,} parameters; the others are frozen")
         if fresh := session.built.fresh:
             self.telemetry.say(f"not in {settings.weights}, so they start fresh: {', '.join(fresh)}")
         data = session.data

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -19,6 +21,7 @@ from trainer.data.order import Deal
 from trainer.errors import SettingsError
 from trainer.models import build
 from trainer.models.blocks import transformer_blocks
+from trainer.models.weights import BaseWeights
 from trainer.optim import Ema
 from trainer.parallel.build import build_strategy, shards_weights
 from trainer.precision import Precision, compile_modules
@@ -77,6 +80,7 @@ class PhaseSession:
         seed_everything(settings.seed)  # the same initial weights on every rank
         sharded = shards_weights(settings, world) and settings.tensor_parallel == 1
         self.built = build(settings, self.data, sharded=sharded)
+        self.base = self._base_weights()
         self.objective = self._build_objective()
         self.facts = self._model_facts()
         self._compile()
@@ -133,6 +137,7 @@ class PhaseSession:
     def state(self) -> State:
         """The content of a checkpoint; its tensors are live, and DTensors where they are sharded (collective)."""
         progress = self.progress
+        model_state = self.strategy.model_state()
         return {
             "format": FORMAT,
             "config": self.settings.model_dump(mode="json"),
@@ -150,20 +155,25 @@ class PhaseSession:
             "scaler": self.precision.scaler.state_dict(),
             "random": self.world.gather(random_state(self.world.device)),
             "metrics": dict(progress.metrics),
-            "model": self.strategy.model_state(),
+            "base": dataclasses.asdict(self.base) if self.base else None,
+            "model": {name: tensor for name, tensor in model_state.items() if name not in self.built.in_base},
             "optimizer": self.strategy.optimizer_state(),
             "ema": self.ema.state() if self.ema else {},
         }
 
     def load(self, state: State) -> None:
-        """Load a state of full tensors, the same on every rank. Current settings override those in the state."""
+        """Load a state of full tensors, the same on every rank. Current settings override those in the state.
+
+        Raises KeyError or ValueError if it does not fit.
+        """
+        absent = self._absent(state["base"])
         settings = self.settings
         former = state["config"]
         self.progress.step = state["step"]
         self.progress.samples = state["samples"]
         self.progress.metrics = dict(state["metrics"])
         self.feed.resume(tuple(Deal(*deal) for deal in state["deals"]))
-        self.strategy.load_model_state(state["model"])
+        self.strategy.load_model_state(state["model"], absent)
         is_reset = settings.reset_optimizer and self.phase_step == 0
         if not is_reset and former["optimizer"] == settings.optimizer:
             self.strategy.load_optimizer_state(state["optimizer"])
@@ -177,6 +187,16 @@ class PhaseSession:
             scaler.load_state_dict(scaler.state_dict() | learnt)
         self.batches = self._batches_after(state)
         self._restore_random(state["random"])
+
+    def _absent(self, base: dict[str, str] | None) -> frozenset[str]:
+        """The names of what a state lacks because it is in its base. Raises ValueError if this run has another."""
+        if base is None:
+            return frozenset()
+        if self.base is None or self.base.sha256 != base["sha256"]:
+            raise ValueError(
+                f"it has only what was trained, over the weights in {base['folder']}: give those to --weights"
+            )
+        return self.built.in_base
 
     def _batches_after(self, state: State) -> MicroBatches:
         """The micro batches to go on with after a state that was saved with perhaps others."""
@@ -208,6 +228,13 @@ class PhaseSession:
         return (self.settings.seed * 1_000_003 + self.strategy.data_rank * 10_007 + self.progress.step) % 2**63
 
     # --- building -----------------------------------------------------------------------------------------------------
+
+    def _base_weights(self) -> BaseWeights | None:
+        """The weights that checkpoints only refer to, as they stay as they are; None if checkpoints have everything."""
+        folder = self.settings.weights
+        if folder is None or not self.built.in_base:
+            return None
+        return self.world.on_main(functools.partial(BaseWeights.read, folder))
 
     def _build_objective(self) -> Objective:
         """The objective on the device. Sharded weights of the model are moved later, shard by shard."""

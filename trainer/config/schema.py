@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import enum
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
@@ -127,6 +128,12 @@ class ModelSettings(_Group):
         {}, description="keys of its configuration, or the function's arguments"
     )
     weights: RunWide[Path | None] = Field(None, description="folder with model.safetensors to start from")
+    lora: Shape[int] = Field(0, ge=0, description="rank of low-rank adapters, trained instead of the weights; 0: none")
+    lora_modules: Shape[tuple[str, ...]] = Field(
+        (), description="lora: names of layers; default: peft's for the model", json_schema_extra=_TEXTS
+    )
+    lora_alpha: Shape[float] = Field(0.0, ge=0, description="lora: scale of the adapters times rank; 0: twice the rank")
+    train_only: Shape[str] = Field("", description="train parameters whose names this regular expression is found in")
     width: Shape[int] = Field(
         16, ge=8, multiple_of=8, description="cnn: channels; bytes: embedding size, a multiple of 32"
     )
@@ -138,6 +145,24 @@ class ModelSettings(_Group):
     hard_negatives: int = Field(0, ge=0, description="contrastive: compare with so many most similar; 0: all")
     mask_probability: float = Field(0.15, gt=0, lt=1, description="mlm: share of masked tokens")
     label_smoothing: float = Field(0.0, ge=0, lt=1, description="classify: share spread over all classes")
+
+    @field_validator("lora_modules", mode="before")
+    @classmethod
+    def _listed(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            return tuple(name.strip() for name in value.split(",") if name.strip())
+        return value
+
+    @field_validator("train_only")
+    @classmethod
+    def _is_pattern(cls, value: str) -> str:
+        try:
+            re.compile(value)
+        except re.error as error:
+            raise PydanticCustomError(
+                "pattern", "should be a regular expression ({reason})", {"reason": str(error)}
+            ) from None
+        return value
 
 
 class DataSettings(_Group):
@@ -347,6 +372,15 @@ class Settings(
         for name, only in (("loss_chunk", "lm"), ("hard_negatives", "contrastive"), ("label_smoothing", "classify")):
             if getattr(self, name) and task != only:
                 yield name, f" needs --task {only}, not {task}"
+        if self.lora and self.weights is None:
+            yield "lora", " needs --weights: adapters are for weights that a folder has"
+        if self.lora and self.train_only:
+            yield "train_only", " goes not with --lora, which freezes all but the adapters: choose with --lora-modules"
+        for name in ("lora_modules", "lora_alpha"):
+            if getattr(self, name) and not self.lora:
+                yield name, " needs --lora 16, or another rank"
+        if self.tensor_parallel > 1 and (self.lora or self.train_only):
+            yield "tensor_parallel", " splits no layers that are frozen: not with --lora or --train-only"
         if self.tensor_parallel > 1 and not (is_text and parallel == "fsdp"):
             yield "tensor_parallel", f" needs a language model and --parallel fsdp, not --task {task} with {parallel}"
         if self.shard_ranks and (self.tensor_parallel > 1 or self.ranks):

@@ -30,8 +30,11 @@ def flops_per_token(model: nn.Module, context: int) -> float | None:
     tables = {module.weight for module in model.modules() if isinstance(module, nn.Embedding)}
     # An output layer may be tied to the table of tokens.
     tables -= {module.weight for module in model.modules() if isinstance(module, nn.Linear)}
-    matrices = sum(parameter.numel() for parameter in model.parameters() if parameter not in tables)
-    return 6.0 * matrices + 12.0 * attention * context
+    matrices = [parameter for parameter in model.parameters() if parameter not in tables]
+    sizes = sum(parameter.numel() for parameter in matrices)
+    trained_sizes = sum(parameter.numel() for parameter in matrices if parameter.requires_grad)
+    # Frozen matrices take a product in forward and one in backward; trained ones a further one for their gradient.
+    return 4.0 * sizes + 2.0 * trained_sizes + 12.0 * attention * context
 
 
 def flops_per_sample(model: nn.Module, shape: tuple[int, ...]) -> float:

@@ -19,6 +19,7 @@ from trainer.config.schema import did_you_mean, is_own
 from trainer.data.contract import Data, Images, Samples, Text
 from trainer.errors import SettingsError
 from trainer.models import custom
+from trainer.models.adapters import choose_trained
 from trainer.models.blocks import apply_recompute
 from trainer.models.custom import check_room, load_transformers, make_config, options_at_fault, vocabulary_size
 from trainer.models.deferred import give_first_values, without_memory
@@ -90,11 +91,17 @@ NAMES = {"classify": _IMAGES, "contrastive": _IMAGES, "lm": ("bytes", *_CAUSAL),
 
 @dataclass(frozen=True)
 class Built:
-    """A network that maps one tensor to one tensor, and the names of what `settings.weights` did not have."""
+    """A network that maps one tensor to one tensor.
+
+    Attributes:
+        fresh: names of what `settings.weights` did not have.
+        in_base: names of what stays as it is there, and so need not be saved.
+    """
 
     name: str
     model: nn.Module
     fresh: tuple[str, ...]
+    in_base: frozenset[str] = frozenset()
 
 
 def build_model(settings: Settings, data: Data) -> nn.Module:
@@ -127,10 +134,11 @@ def build(settings: Settings, data: Data, *, sharded: bool = False) -> Built:
         give_first_values(model)
     model.train()
     fresh = load_weights(model, settings.weights) if settings.weights is not None else ()
+    in_base = choose_trained(model, settings, fresh)
     apply_recompute(model, settings.gradient_checkpointing)
     if isinstance(model, ByteTransformer | Logits):
         model.compiled = settings.compile != "off"
-    return Built(settings.model, model, fresh)
+    return Built(settings.model, model, fresh, in_base)
 
 
 def _suits(settings: Settings, data: Data) -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -96,14 +98,40 @@ def network_of(model: nn.Module) -> tuple[nn.Module, str]:
     return model, prefix
 
 
+@dataclass(frozen=True)
+class BaseWeights:
+    """A folder of weights that checkpoints build on, and the SHA-256 of what is in its files."""
+
+    folder: str
+    sha256: str
+
+    @classmethod
+    def read(cls, folder: Path) -> BaseWeights:
+        """Read all files of weights in the folder. Raises TrainerError."""
+        try:
+            digests = [_sha256(path) for path in _files(folder)]
+        except (OSError, ValueError, KeyError) as error:
+            raise TrainerError(f"weights: {folder} cannot be read: {one_line(error)}") from None
+        return cls(str(folder.resolve()), hashlib.sha256(b"".join(digests)).hexdigest())
+
+
+def _sha256(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").digest()
+
+
+def _files(folder: Path) -> list[Path]:
+    index = folder / "model.safetensors.index.json"
+    if not index.is_file():
+        return [folder / "model.safetensors"]
+    names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+    return [folder / name for name in sorted(names)]
+
+
 def _read(folder: Path) -> dict[str, Tensor]:
     from safetensors.torch import load_file
 
-    files = ["model.safetensors"]
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        files = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    return {name: tensor for file in files for name, tensor in load_file(folder / file).items()}
+    return {name: tensor for path in _files(folder) for name, tensor in load_file(path).items()}
 
 
 def _of_hugging_face(network: Any, folder: Path) -> tuple[dict[str, Tensor], list[str], tuple[Any, Any]]:

@@ -7,7 +7,7 @@ full tensors, so that a run can continue with another strategy or number of rank
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Any
 
 import torch
@@ -100,9 +100,13 @@ class Strategy:
         """The optimizer's state by parameter name, like `model_state` (collective)."""
         return state_by_name(self.optimizer, self.names)
 
-    def load_model_state(self, state: Mapping[str, Tensor]) -> None:
-        """Load full tensors, the same on every rank. Raises KeyError or ValueError if they do not fit."""
-        load_tensors(self.model_state(), state)
+    def load_model_state(self, state: Mapping[str, Tensor], absent: Set[str] = frozenset()) -> None:
+        """Load full tensors, the same on every rank. Raises KeyError or ValueError if they do not fit.
+
+        Those whose names are `absent` stay as they are.
+        """
+        targets = self.model_state()
+        load_tensors({name: target for name, target in targets.items() if name not in absent}, state)
 
     def load_optimizer_state(self, state: OptimizerState) -> None:
         """Load the optimizer's full state, as `load_model_state`. Parameters that it lacks start without one."""
