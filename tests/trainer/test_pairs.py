@@ -11,6 +11,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 import pytest
+import transformers
 
 from tests.trainer.ranks import Ranks
 from tests.trainer.running import events, settings, step_lines, train_on, train_until
@@ -30,6 +31,7 @@ FACTORS: dict[str, tuple[str, ...]] = {
     "batch": ("given", "auto"),
     "validated": ("at the end", "for the best"),
     "exported": ("nothing", "last"),
+    "trained": ("everything", "adapters"),
     "recomputed": ("nothing", "all but products"),
     "garbage": ("whenever", "every third step"),
     "stop timeout": ("25", "8"),
@@ -43,7 +45,7 @@ Case = dict[str, str]
 
 
 def allowed(case: Case) -> bool:
-    """Sharded files are FSDP's, and Muon is not for it; phases have steps; Muon and exports need models of GPT-2."""
+    """Sharded files are FSDP's, and Muon is not for it; phases have steps; some need a model of GPT-2."""
     spread = case["parallel"] == "fsdp"
     if case["files"] == "sharded" and not spread:
         return False
@@ -51,7 +53,12 @@ def allowed(case: Case) -> bool:
         return False
     if case["length"] == "epochs" and case["phases"] != "one":
         return False
-    return case["task"] == "built in" or (case["optimizer"], case["exported"]) == ("adamw", "nothing")
+    return case["task"] == "built in" or not needs_gpt2(case)
+
+
+def needs_gpt2(case: Case) -> bool:
+    """Return whether a setting of the case is for models of transformers, or for their blocks."""
+    return case["optimizer"] == "muon" or case["exported"] != "nothing" or case["trained"] == "adapters"
 
 
 def pairs_of(case: Case) -> set[tuple[tuple[str, str], ...]]:
@@ -73,7 +80,16 @@ def cases() -> list[Case]:
     return chosen
 
 
-def flags_of(case: Case, steps: int) -> list[str]:
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The weights that adapters are trained over."""
+    folder = tmp_path_factory.mktemp("base")
+    config = transformers.GPT2Config(n_embd=32, n_head=2, n_layer=2, n_positions=16, vocab_size=256)
+    transformers.GPT2LMHeadModel(config).save_pretrained(folder)
+    return folder
+
+
+def flags_of(case: Case, steps: int, base: Path) -> list[str]:
     sizes = PHASES[case["phases"]]
     phases = [
         {
@@ -92,6 +108,7 @@ def flags_of(case: Case, steps: int) -> list[str]:
         "batch": ["--batch-size", "auto", "--max-batch-size", "4"],
         "validated": ["--validate-every", "2", "--validate-samples", "8", "--best-checkpoint"],
         "exported": ["--export", "last", *SMALL_GPT2],
+        "trained": ["--lora", "2", "--lora-modules", "c_attn,c_proj", "--weights", str(base), *SMALL_GPT2],
         "recomputed": ["--gradient-checkpointing", "operations"],
         "garbage": ["--gc-every", "3"],
         "task": ["--data", "digits", "--task", f"{OWN}:Pixels", "--model", f"{OWN}:rebuilding"],
@@ -110,8 +127,7 @@ def flags_of(case: Case, steps: int) -> list[str]:
 
 def samples_of(case: Case) -> int:
     """Samples in an epoch of what a case trains on."""
-    is_text = case["optimizer"] == "muon" or case["exported"] != "nothing"
-    return samples_of_data(is_text=is_text)
+    return samples_of_data(is_text=needs_gpt2(case))
 
 
 @functools.cache
@@ -128,7 +144,7 @@ def armed_clocks(world: World, output: Path, *flags: str) -> set[float]:
 
 
 ALL = cases()
-QUICK = next(case for case in ALL if (case["parallel"], case["batch"]) == ("fsdp", "auto"))
+QUICK = next(case for case in ALL if (case["parallel"], case["batch"], case["trained"]) == ("fsdp", "auto", "adapters"))
 
 
 @pytest.mark.parametrize(
@@ -136,18 +152,21 @@ QUICK = next(case for case in ALL if (case["parallel"], case["batch"]) == ("fsdp
     [pytest.param(case, marks=[] if case is QUICK else [pytest.mark.long]) for case in ALL],
     ids=lambda case: ", ".join(case.values()),
 )
-def test_a_run_ends_with_a_checkpoint_that_one_process_can_read(case: Case, two_ranks: Ranks, tmp_path: Path) -> None:
+def test_a_run_ends_with_a_checkpoint_that_one_process_can_read(
+    case: Case, base: Path, two_ranks: Ranks, tmp_path: Path
+) -> None:
     if case["end"] == "stopped":
-        armed = two_ranks.run(armed_clocks, tmp_path, *flags_of(case, 3000))
+        armed = two_ranks.run(armed_clocks, tmp_path, *flags_of(case, 3000, base))
         assert armed[1] == {float(case["stop timeout"])}
         [stop] = events(tmp_path, "stop")
         last = stop["step"]
         assert 8 <= last < 3000
     else:
-        two_ranks.run(train_on, tmp_path, *flags_of(case, 3))
+        two_ranks.run(train_on, tmp_path, *flags_of(case, 3, base))
         last = 3 * len(PHASES[case["phases"]])
         assert len(events(tmp_path, "end")) == 1
-        assert (tmp_path / "hf" / "model.safetensors").exists() == (case["exported"] == "last")
+        file = "adapter_model" if case["trained"] == "adapters" else "model"
+        assert (tmp_path / "hf" / f"{file}.safetensors").exists() == (case["exported"] == "last")
     assert [line["step"] for line in step_lines(tmp_path)] == list(range(1, last + 1))
     assert bool(events(tmp_path, "batch_found")) == (case["batch"] == "auto")
     assert any((tmp_path / "checkpoints").glob("best_model.*")) == (case["validated"] == "for the best")
@@ -157,4 +176,5 @@ def test_a_run_ends_with_a_checkpoint_that_one_process_can_read(case: Case, two_
     state = load(choice.path)
     assert state["step"] == last
     assert len(state["model"]) > 3
+    assert (state["base"] is not None) == (case["trained"] == "adapters")
     assert (len(state["ema"]) > 0) == (case["averaged"] == "ema")
