@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+import transformers
 import yaml
 from PIL import Image
 from pyarrow import parquet
@@ -94,6 +95,13 @@ def chats(folder: Path) -> None:
     write_tokenizer(folder.parent / "tokenizer")
 
 
+def chats_and_weights(folder: Path) -> None:
+    chats(folder)
+    sizes = {"vocab_size": 384, "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "tie_word_embeddings": True}
+    config = transformers.LlamaConfig(**LLAMA, **sizes)
+    transformers.LlamaForCausalLM(config).save_pretrained(folder.parent / "weights")
+
+
 # What makes each profile small: data of its kind, and sizes.
 SMALL: dict[str, tuple[Callable[[Path], None] | None, dict[str, Any]]] = {
     "bert-mlm": (rows, {"context": 16, "model_options": ENCODER}),
@@ -104,6 +112,7 @@ SMALL: dict[str, tuple[Callable[[Path], None] | None, dict[str, Any]]] = {
     "imagenet-resnet50": (pictures, {"image_size": 32, "model_options": RESNET}),
     "smollm-chat": (chats, {"context": 64, "model_options": LLAMA, "answer_every": 2, "answer_tokens": 4}),
     "smollm-fsdp": (texts, {"context": 16, "model_options": LLAMA}),
+    "smollm-lora": (chats_and_weights, {"context": 64, "model_options": LLAMA, "answer_every": 2, "answer_tokens": 4}),
     "stdlib-lm": (None, {"width": 32, "context": 16, "validate_samples": 8}),
     "vit-finetune": (pictures, {"image_size": 32, "model_options": ENCODER, "weights": ""}),
 }
@@ -120,6 +129,8 @@ def small(name: str, tmp_path: Path, **changes: Any) -> list[str]:
         make(values["data_dir"])
     if "tokenizer" in values:
         values["tokenizer"] = tmp_path / "tokenizer"
+    if values.get("weights"):
+        values["weights"] = tmp_path / "weights"
     return flags(values)
 
 
