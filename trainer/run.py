@@ -291,10 +291,8 @@ class Run:
             self.telemetry.say(f"trains {trained:,} of {session.facts.parameters:,} parameters; the others are frozen")
         if fresh := session.built.fresh:
             self.telemetry.say(f"not in {settings.weights}, so they start fresh: {', '.join(fresh)}")
-        data = session.data
-        model = session.built.model
-        if isinstance(data, Text) and data.marked and not getattr(model, "keeps_documents", False):
-            self.telemetry.say(f"{session.built.name} takes no position_ids: attention reaches over documents' ends")
+        if session.mixes_documents:
+            self.telemetry.say(f"{session.built.name}: attention reaches over documents' ends")
 
     def describe(self, session: PhaseSession) -> None:
         """Write the model's description beside the checkpoints. Raises SettingsError if --export is impossible."""

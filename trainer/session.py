@@ -15,12 +15,13 @@ from trainer.checkpoints import FORMAT, State, random_state, restore_random_stat
 from trainer.config import Settings
 from trainer.config.lengths import largest_divisor, share_of_step
 from trainer.config.schema import is_own
-from trainer.data import Data, load_data
+from trainer.data import Data, Text, load_data
 from trainer.data.feed import BatchFeed, HeldOut, Share
 from trainer.data.order import Deal
 from trainer.errors import SettingsError
 from trainer.models import build
 from trainer.models.blocks import transformer_blocks
+from trainer.models.own import separates_documents
 from trainer.models.weights import BaseWeights
 from trainer.optim import Ema
 from trainer.parallel.build import build_strategy, shards_weights
@@ -60,6 +61,7 @@ class PhaseSession:
         first_step: the number of the phase's first step in the run.
         facts: the size of the model as it was built, before its weights are sharded.
         batches: the micro batches of a step; smaller ones once memory ran out.
+        mixes_documents: the text has documents that this model cannot keep apart.
     """
 
     def __init__(
@@ -96,6 +98,7 @@ class PhaseSession:
         if is_own(settings.task):
             with_gradients = not shards_weights(settings, world)
             try_out(self.objective, self.data, settings, world.device, with_gradients=with_gradients)
+        self.mixes_documents = isinstance(self.data, Text) and self.data.marked and not self._separate(self.data)
         seed_everything(self._rank_seed())
 
     def __enter__(self) -> PhaseSession:
@@ -253,6 +256,20 @@ class PhaseSession:
             # Counting takes up to a second, and only GPUs have a peak to compare it with.
             flops = self.objective.flops_per_sample()
         return ModelFacts(sum(parameter.numel() for parameter in self.objective.parameters()), flops)
+
+    def _separate(self, text: Text) -> bool:
+        """Try whether the model can keep documents apart, and else let it take rows as they are (collective)."""
+        model: Any = self.objective.model
+        ranks = self.settings.tensor_parallel
+        length = max(1, min(16, text.context // 2) // ranks) * ranks
+        self.objective.eval()
+        with self.strategy.measuring(), torch.compiler.set_stance("force_eager"), self.precision.autocast():
+            separates = separates_documents(model, text.vocabulary, length, self.world.device)
+        self.objective.train()
+        (failures,) = self.world.vote(not separates)
+        if failures:
+            model.keeps_documents = False
+        return not failures
 
     def _compile(self) -> None:
         settings = self.settings
