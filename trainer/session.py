@@ -180,6 +180,7 @@ class PhaseSession:
         is_reset = settings.reset_optimizer and self.phase_step == 0
         if not is_reset and former["optimizer"] == settings.optimizer:
             self.strategy.load_optimizer_state(state["optimizer"])
+        self.strategy.resume(self.phase_step)
         if self.ema:
             self.ema.load(state["ema"])
         if self.precision.scaler.is_enabled() and state["scaler"]:

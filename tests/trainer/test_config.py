@@ -95,6 +95,8 @@ WRONG: list[tuple[list[str] | str | dict[str, str], list[str]]] = [
     (["--cpu-offload"], ["--cpu-offload", "--parallel fsdp", "ddp"]),
     (["--compile", "--parallel", "data_parallel"], ["--compile", "data_parallel"]),
     (["--compile", "--bucket-cap-mb", "0.5"], ["--bucket-cap-mb", "at least 1", "--compile", "0.5"]),
+    (["--ema", "0.9", "--parallel", "local_sgd"], ["--ema 0.9", "--parallel local_sgd"]),
+    (["--precision", "fp16", "--parallel", "local_sgd"], ["--precision fp16", "--parallel local_sgd"]),
     (["--sync-batchnorm", "--device", "cpu"], ["--sync-batchnorm", "GPUs", "--device cpu"]),
     # Lines of run.yaml.
     ("steps: 3\nbatch_sise: 3", ["run.yaml:2: ", "batch_sise", "did you mean batch_size?"]),

@@ -1,4 +1,4 @@
-"""Nine ways to train, against plain loops or undisturbed runs, with the most by which each may differ."""
+"""Ten ways to train, against plain loops or undisturbed runs, with the most by which each may differ."""
 
 from __future__ import annotations
 
@@ -114,6 +114,60 @@ def test_gpt2_of_two_ranks_and_three_micro_batches_is_a_plain_loop_over_the_join
     assert [line["loss"] for line in lines[:8]] == pytest.approx(losses, rel=1e-6)
     assert max(line["grad_norm"] for line in lines) > 0.5, "nothing was clipped"
     assert farthest(trained(tmp_path, 8), dict(model.state_dict())) < 5e-5
+
+
+def test_local_sgd_is_two_plain_loops_whose_weights_are_averaged(two_ranks: Ranks, tmp_path: Path) -> None:
+    """Two steps with common gradients, then averages after steps 5 and 8; validation and checkpoint 8 add none."""
+    flags = (*STEADY, "--task", "lm", "--data", "synthetic", "--model", "gpt2", "--model-options", GPT2)
+    flags += ("--context", "16", "--steps", "8", "--lr", "0.1", "--grad-clip", "0.5", "--optimizer", "sgd")
+    flags += ("--weight-decay", "0", "--batch-size", "2", "--grad-accum", "3", "--checkpoint-every", "0")
+    local = ("--parallel", "local_sgd", "--average-from", "2", "--average-every", "3")
+    two_ranks.run(train_on, tmp_path, *flags, *local)
+    chosen = settings(*flags)
+    data = load_data(chosen)
+    models = []
+    for _ in range(2):
+        torch.manual_seed(chosen.seed)
+        models.append(build_model(chosen, data))
+    weights = [list(model.parameters()) for model in models]
+    optimizers = [torch.optim.SGD(own, lr=0.1, momentum=0.9, nesterov=True) for own in weights]
+    order = Order(data.train, chosen.seed)
+    losses = []
+    for number in range(8):
+        loss = 0.0
+        for micro in range(3):
+            for rank, model in enumerate(models):
+                tokens = data.train.read(order.indices(12 * number + 4 * micro + 2 * rank, 2))["tokens"]
+                entropy = functional.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+                (entropy / 3).backward()
+                loss += entropy.item() / 6
+        losses.append(loss)
+        for pair in zip(*weights, strict=True):
+            if number < 2:
+                mean = torch.stack([weight.grad for weight in pair if weight.grad is not None]).mean(0)
+                for weight in pair:
+                    weight.grad = mean.clone()
+        for own, optimizer in zip(weights, optimizers, strict=True):
+            update(own, optimizer, 0.5)
+        if number in (4, 7):
+            for pair in zip(*weights, strict=True):
+                mean = torch.stack([weight.detach() for weight in pair]).mean(0)
+                for weight in pair:
+                    weight.data.copy_(mean)
+    assert [line["loss"] for line in step_lines(tmp_path) if not line["rank"]] == pytest.approx(losses, abs=1e-6)
+    assert farthest(trained(tmp_path, 8), dict(models[0].state_dict())) < 1e-6
+
+
+def test_local_sgd_resumes_bit_for_bit_between_two_averages(two_ranks: Ranks, tmp_path: Path) -> None:
+    flags = ("--parallel", "local_sgd", "--average-from", "2", "--average-every", "4", "--steps", "12")
+    flags += ("--checkpoint-every", "4", "--validate-every", "5", "--dropout", "0.2")
+    crash = ("--inject", "crash@step=10,rank=0;crash@step=10,rank=1")
+    two_ranks.run(train_on, tmp_path / "straight", *flags)
+    two_ranks.run(train_and_crash, tmp_path / "again", *flags, *crash)
+    two_ranks.run(train_on, tmp_path / "again", *flags, *crash, "--resume", "auto")
+    straight, again = (load(tmp_path / name / "checkpoints" / "step_00000012.pt") for name in ("straight", "again"))
+    for part in ("model", "optimizer", "random", "samples"):
+        assert same(straight[part], again[part]), part
 
 
 WAYS: dict[str, tuple[str, ...]] = {

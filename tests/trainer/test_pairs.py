@@ -23,7 +23,7 @@ FACTORS: dict[str, tuple[str, ...]] = {
     "phases": ("one", "two", "fewer ranks first", "fewer ranks between"),
     "length": ("steps", "epochs"),
     "task": ("built in", "own"),
-    "parallel": ("ddp", "zero1", "fsdp"),
+    "parallel": ("ddp", "zero1", "fsdp", "local_sgd"),
     "writing": ("sync", "async"),
     "files": ("whole", "sharded"),
     "averaged": ("weights", "ema"),
@@ -45,11 +45,13 @@ Case = dict[str, str]
 
 
 def allowed(case: Case) -> bool:
-    """Sharded files are FSDP's, and Muon is not for it; phases have steps; some need a model of GPT-2."""
+    """Sharded files are FSDP's, Muon is not; local SGD has no averages; phases have steps; some need GPT-2."""
     spread = case["parallel"] == "fsdp"
     if case["files"] == "sharded" and not spread:
         return False
     if case["optimizer"] == "muon" and spread:
+        return False
+    if case["parallel"] == "local_sgd" and case["averaged"] == "ema":
         return False
     if case["length"] == "epochs" and case["phases"] != "one":
         return False
@@ -121,7 +123,7 @@ def flags_of(case: Case, steps: int, base: Path) -> list[str]:
         length += ["--parallel", case["parallel"]]
         if case["files"] == "sharded":
             length.append("--sharded-checkpoints")
-    common = ["--checkpoint-every", "2", "--stop-timeout", case["stop timeout"]]
+    common = ["--checkpoint-every", "2", "--average-every", "2", "--stop-timeout", case["stop timeout"]]
     return [*length, *common, "--validate-every", "0", *chosen]
 
 

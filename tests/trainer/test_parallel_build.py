@@ -23,7 +23,7 @@ SHARED = {"parallel": "fsdp", "task": "lm", "width": 32}
 
 
 def test_one_process_without_a_group_has_no_wrapper() -> None:
-    for parallel in ("ddp", "zero1", "fsdp"):
+    for parallel in ("ddp", "zero1", "fsdp", "local_sgd"):
         strategy = checks.build(ALONE, parallel=parallel)
         assert type(strategy) is Plain
         assert (strategy.data_rank, strategy.data_ranks) == (0, 1)
@@ -31,7 +31,7 @@ def test_one_process_without_a_group_has_no_wrapper() -> None:
 
 
 def test_two_ranks_get_what_was_asked_for_with_the_weights_of_rank_0(two_ranks: Ranks) -> None:
-    for parallel, name in (("ddp", "Ddp"), ("zero1", "Zero1"), ("fsdp", "Fsdp")):
+    for parallel, name in (("ddp", "Ddp"), ("zero1", "Zero1"), ("fsdp", "Fsdp"), ("local_sgd", "LocalSgd")):
         assert two_ranks.run(checks.kind_and_place, parallel=parallel) == [(name, 0, 2), (name, 1, 2)]
         first = checks.build(ALONE, seed=10).model_state()
         for weights in two_ranks.run(checks.first_weights, 10, parallel=parallel):

@@ -21,7 +21,7 @@ Task = Literal["classify", "lm", "mlm", "contrastive"]
 DataSource = Literal[
     "auto", "digits", "cifar10", "images", "parquet", "tokens", "documents", "text", "stdlib", "synthetic"
 ]
-Parallel = Literal["ddp", "data_parallel", "zero1", "fsdp"]
+Parallel = Literal["ddp", "data_parallel", "zero1", "fsdp", "local_sgd"]
 Recompute = Literal["none", "selective", "operations", "full"]
 BatchSize = Annotated[int, Field(ge=1)] | Literal["auto"]
 OwnCode = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$")]
@@ -192,6 +192,8 @@ class ParallelSettings(_Group):
     tensor_parallel: int = Field(1, ge=1, description="lm, mlm with fsdp: ranks that every layer is split over")
     shard_ranks: int = Field(0, ge=0, description="fsdp: ranks that share a copy of the weights (HSDP); 0: all")
     ranks: int = Field(0, ge=0, description="ranks that take part; 0: all")
+    average_every: int = Field(8, ge=2, description="local_sgd: steps between averages of the weights")
+    average_from: int = Field(0, ge=0, description="local_sgd: steps of a phase with common gradients before that")
     bucket_cap_mb: float = Field(25.0, gt=0, description="ddp, zero1: MiB of gradients in one all-reduce")
     static_graph: bool = Field(False, description="ddp, zero1: every step uses the same parameters")
     gradient_as_bucket_view: bool = Field(True, description="ddp, zero1: gradients live in the exchange buffers")
@@ -392,6 +394,18 @@ class Settings(
                 yield name, f" needs --parallel fsdp, not {parallel}"
         if self.compress_gradients != "none" and parallel not in ("ddp", "zero1"):
             yield "compress_gradients", f" needs --parallel ddp or zero1, not {parallel}"
+        if parallel == "local_sgd":
+            unfit = {
+                "task": task == "contrastive",  # compares with the images of other ranks
+                "precision": self.precision == "fp16",  # each rank would skip other updates
+                "compile": self.compile in CUDA_GRAPH_MODES,  # averages are in other memory
+                "channels_last": self.channels_last,  # averages are contiguous
+                "static_graph": self.static_graph,
+                "oom_retries": bool(self.oom_retries),
+                "ema": bool(self.ema),  # each rank would have other averages over the steps
+            }
+            for name in (name for name, is_set in unfit.items() if is_set):
+                yield name, f" {getattr(self, name)} does not go with --parallel local_sgd"
         if self.optimizer == "muon" and parallel == "fsdp":
             yield "optimizer", " muon needs whole matrices on a rank: not with --parallel fsdp"
         if self.compile_scope == "blocks" and self.compile in ("off", *CUDA_GRAPH_MODES):

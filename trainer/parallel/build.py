@@ -35,6 +35,10 @@ def build_strategy(settings: Settings, objective: Objective, world: World) -> St
         return Fsdp(settings, objective, world)
     if world.size == 1:
         return Plain(settings, objective, world)
+    if settings.parallel == "local_sgd":
+        from trainer.parallel.local import LocalSgd
+
+        return LocalSgd(settings, objective, world)
     if settings.parallel == "zero1":
         return Zero1(settings, objective, world)
     return Ddp(settings, objective, world)

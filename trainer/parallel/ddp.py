@@ -150,8 +150,12 @@ class Ddp(Plain):
         )
         # In each forward. The objective's own buffers are constants, so only the model's matter.
         wrapped.broadcast_buffers = settings.broadcast_buffers and any(True for _ in self.objective.model.buffers())
-        wrapped.register_comm_hook(wrapped.process_group, self.exchange.average)
+        self.register_hook(wrapped)
         return wrapped
+
+    def register_hook(self, wrapped: DistributedDataParallel) -> None:
+        """Have the wrapper's buckets exchanged."""
+        wrapped.register_comm_hook(wrapped.process_group, self.exchange.average)
 
     def loss(self, fields: Fields) -> Tensor:
         if self._wrapped.broadcast_buffers and not self.exchange.entered:

@@ -112,6 +112,9 @@ class Strategy:
         """Load the optimizer's full state, as `load_model_state`. Parameters that it lacks start without one."""
         load_state_by_name(self.optimizer, self.names, state)
 
+    def resume(self, steps: int) -> None:
+        """Called when a state is loaded, with the steps of the phase that it has behind it."""
+
     def local_gradients(self) -> dict[str, Tensor]:
         """This rank's shards of the gradients by name, as plain live tensors; only of parameters that have one."""
         gradients = {name: parameter.grad for parameter, name in self.names.items()}
