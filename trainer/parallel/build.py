@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from trainer.config import Settings
 from trainer.errors import SettingsError
-from trainer.parallel.ddp import DataParallel, Ddp, Plain, Zero1
+from trainer.parallel.ddp import DataParallel, Ddp, LocalSgd, Plain, Zero1
 from trainer.parallel.strategy import Strategy
 from trainer.tasks.objective import Objective
 from trainer.world import World
@@ -36,8 +36,6 @@ def build_strategy(settings: Settings, objective: Objective, world: World) -> St
     if world.size == 1:
         return Plain(settings, objective, world)
     if settings.parallel == "local_sgd":
-        from trainer.parallel.local import LocalSgd
-
         return LocalSgd(settings, objective, world)
     if settings.parallel == "zero1":
         return Zero1(settings, objective, world)
