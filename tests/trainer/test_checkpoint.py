@@ -7,13 +7,14 @@ import random
 import resource
 import subprocess
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
+from gputui.runs.checkpoint_formats import validate
 from tests.tables import table
 from tests.texts import mentions
 from tests.trainer.checkpoint_files import contents, flip_a_byte, listing, save, write
@@ -21,6 +22,7 @@ from trainer import checkpoints
 from trainer.checkpoints import files
 from trainer.checkpoints.state import HostBuffers
 from trainer.config import Settings
+from trainer.config.schema import Compression
 from trainer.errors import CheckpointError
 
 CPU = torch.device("cpu")
@@ -110,14 +112,46 @@ def test_something_else_is_no_checkpoint(folder: Path) -> None:
             checkpoints.load(path)
 
 
-def test_a_write_that_fails_half_way_leaves_everything_as_it_was(folder: Path) -> None:
+@table("compression", ["zstd", "gzip"])
+def test_a_compressed_file_is_smaller_and_read_or_refused_as_a_plain_one_also_by_gputui(
+    compression: Compression, folder: Path
+) -> None:
+    torch.manual_seed(0)
+    path = files.step_file(folder, 1)
+    weights = torch.randn(700_000)  # more than a piece, and no whole number of them
+    content = {"format": files.FORMAT, "step": 1, "weights": weights}
+    files.make_folder(folder)
+    sha256, size = files.write(content, path, compression)
+    files.publish(path, path, sha256, {})
+    assert size == path.stat().st_size < 0.95 * weights.nbytes
+    files.verify(path)
+    assert torch.equal(checkpoints.load(path)["weights"], weights)
+    assert listing(folder) == ["step_00000001.pt", "step_00000001.pt.sha256"], "nothing unpacked is left"
+    info = validate(path)
+    assert (info.valid, info.step, info.size_bytes) == (True, 1, size)
+    whole = path.read_bytes()
+    for damaged in (whole[: size // 2], whole[: size // 3] + b"?" + whole[size // 3 + 1 :]):
+        path.write_bytes(damaged)
+        with pytest.raises(CheckpointError, match="is corrupt: sha256 mismatch"):
+            files.verify(path)
+        assert not validate(path).valid
+    path.write_bytes(whole[: size // 2])
+    with pytest.raises(CheckpointError, match=r"^checkpoint .*step_00000001.pt cannot be loaded: .+$"):
+        checkpoints.load(path)
+
+
+@table("compression", get_args(Compression))
+def test_a_write_that_fails_half_way_leaves_everything_as_it_was(compression: Compression, folder: Path) -> None:
     save(folder, 10)
     before = contents(folder)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, limits[1]))
     try:
-        with pytest.raises(OSError, match="File too large") as raised:
-            save(folder, 20, weights=torch.randn(100_000))
+        with (
+            pytest.raises(OSError, match="File too large") as raised,
+            files.unfinished(folder / "step_00000020.pt") as temporary,
+        ):
+            files.write({"weights": torch.randn(100_000)}, temporary, compression)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert raised.value.errno == errno.EFBIG

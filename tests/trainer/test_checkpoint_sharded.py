@@ -21,6 +21,7 @@ from tests.trainer.ranks import Ranks
 from trainer import checkpoints
 from trainer.checkpoints import Checkpointer, files
 from trainer.config import Settings
+from trainer.config.schema import Compression
 from trainer.errors import CheckpointError
 from trainer.world import World
 
@@ -130,10 +131,10 @@ def save_with_a_full_disk(world: World, folder: Path, broken: int, background: b
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "there")
     write = files.write
 
-    def write_unless_full(state: Any, path: Path) -> tuple[str, int]:
+    def write_unless_full(state: Any, path: Path, compression: Compression) -> tuple[str, int]:
         if world.rank == max(broken, 0) and (path.parent.suffix == ".shards") == (broken >= 0):
             raise full
-        return write(state, path)
+        return write(state, path, compression)
 
     answers: list[Any] = []
     files.write = write_unless_full

@@ -224,6 +224,7 @@ def test_a_task_of_ones_own_is_a_plain_loop_over_the_joined_batch(
 def test_everything_of_fsdp_resumes_bit_for_bit(two_ranks: Ranks, tmp_path: Path) -> None:
     flags = ("--parallel", "fsdp", "--steps", "12", "--checkpoint-every", "4", "--ema", "0.9", "--dropout", "0.2")
     flags += ("--sharded-checkpoints", "--async-checkpoints", "--best-checkpoint", "--validate-every", "4")
+    flags += ("--checkpoint-compression", "zstd")
     two_ranks.run(train_on, tmp_path / "straight", *flags)
     crash = ("--inject", "crash@step=10,rank=0;crash@step=10,rank=1")
     two_ranks.run(train_and_crash, tmp_path / "again", *flags, *crash)

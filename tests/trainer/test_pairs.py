@@ -26,6 +26,7 @@ FACTORS: dict[str, tuple[str, ...]] = {
     "parallel": ("ddp", "zero1", "fsdp", "local_sgd"),
     "writing": ("sync", "async"),
     "files": ("whole", "sharded"),
+    "packed": ("none", "zstd", "gzip"),
     "averaged": ("weights", "ema"),
     "optimizer": ("adamw", "muon"),
     "batch": ("given", "auto"),
@@ -104,6 +105,7 @@ def flags_of(case: Case, steps: int, base: Path) -> list[str]:
         for number, ranks in enumerate(sizes)
     ]
     options = {
+        "packed": ["--checkpoint-compression", case["packed"]],
         "writing": ["--async-checkpoints"],
         "averaged": ["--ema", "0.9"],
         "optimizer": ["--optimizer", "muon", *SMALL_GPT2],

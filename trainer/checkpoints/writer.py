@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib.util
 import json
 import math
 import threading
@@ -17,7 +18,7 @@ from trainer.checkpoints import files, rotation
 from trainer.checkpoints.files import FORMAT, State
 from trainer.checkpoints.state import HostBuffers, Pieces, split, whole
 from trainer.config import Settings
-from trainer.errors import CheckpointError, RankError
+from trainer.errors import CheckpointError, RankError, SettingsError
 from trainer.world import World
 
 T = TypeVar("T")
@@ -74,8 +75,10 @@ class Checkpointer:
     ) -> None:
         """`before_write` is called on rank 0 during each write; its OSErrors count as the disk's.
 
-        Sharded checkpoints need a world with `writers`.
+        Sharded checkpoints need a world with `writers`. Raises SettingsError without what packs them.
         """
+        if settings.checkpoint_compression == "zstd" and importlib.util.find_spec("pyarrow") is None:
+            raise SettingsError("--checkpoint-compression zstd needs pyarrow: pip install 'gputui[train]', or use gzip")
         self._settings = settings
         self._world = world
         self._before_write = before_write
@@ -272,7 +275,7 @@ class Checkpointer:
         def write_shard() -> tuple[str, int]:
             with files.writing():
                 with files.unfinished(path) as temporary:
-                    sha256, size = files.write(job.pieces, temporary)
+                    sha256, size = files.write(job.pieces, temporary, self._settings.checkpoint_compression)
                     temporary.replace(path)
                 files.sync_folder(path.parent)
             return sha256, size
@@ -305,7 +308,7 @@ class Checkpointer:
             if self._before_write is not None:
                 self._before_write(outcome.step, outcome.path)
             with files.unfinished(outcome.path) as temporary:
-                sha256, size = files.write(state, temporary)
+                sha256, size = files.write(state, temporary, settings.checkpoint_compression)
                 files.publish(temporary, outcome.path, sha256, shards)
             job.published = True
             outcome.bytes = size + (outcome.bytes or 0)

@@ -23,6 +23,7 @@ DataSource = Literal[
 ]
 Parallel = Literal["ddp", "data_parallel", "zero1", "fsdp", "local_sgd"]
 Recompute = Literal["none", "selective", "operations", "full"]
+Compression = Literal["none", "zstd", "gzip"]
 BatchSize = Annotated[int, Field(ge=1)] | Literal["auto"]
 OwnCode = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$")]
 Shares = dict[str, Annotated[float, Field(gt=0)]]
@@ -279,6 +280,7 @@ class CheckpointSettings(_Group):
     keep: RunWide[int] = Field(3, ge=1, description="newest checkpoints to keep")
     async_checkpoints: bool = Field(False, description="write checkpoints in the background")
     sharded_checkpoints: bool = Field(False, description="fsdp: every rank writes its own part")
+    checkpoint_compression: Compression = Field("none", description="pack checkpoints: smaller files, slower writing")
     export: RunWide[Literal["none", "last", "ema", "best"]] = Field(
         "none", description="weights for OUTPUT_DIR/hf at the end"
     )
