@@ -19,6 +19,7 @@ from torch import Tensor
 from trainer.answering import Prompts
 from trainer.batch import MicroBatches, Probe, find_batch, is_out_of_memory
 from trainer.checkpoints import Checkpointer, Need, parts_on_host, shared_state, sign_of_life
+from trainer.errors import RankError
 from trainer.faults import Injector
 from trainer.optim import set_learning_rate
 from trainer.precision import forget_compiled, release_memory
@@ -176,6 +177,8 @@ class Loop:
                     break
                 self.step_down()
             assert local_loss is not None
+            if self.settings.check_gradients and step % self.settings.check_gradients == 0:
+                self.check_gradients(step)
             session.precision.scaler.unscale_(strategy.optimizer)
             factor = self.normalize_weights() if session.objective.weighed else None
             if telemetry.wants_histograms(step):
@@ -248,6 +251,22 @@ class Loop:
             cpu_loss = float(loss)
         sums = self.world.begin_vote(loss is None, bool(self.signals.stop), self.signals.save, cpu_loss)
         return lambda: Votes(*sums())
+
+    def check_gradients(self, step: int) -> None:
+        """Raise RankError, before they are used, if gradients are not the same on all ranks that should have the same
+        (collective)."""
+        strategy = self.session.strategy
+        unlike = strategy.unlike_gradients()
+        if unlike is None:
+            self.telemetry.event(step, "gradients_checked", ranks=self.world.size)
+            return
+        name, ranks = unlike
+        pairs = ", ".join(f"rank {rank} from rank {rank % strategy.shards}" for rank in ranks)
+        self.telemetry.event(step, "gradients_differ", parameter=name, ranks=pairs)
+        raise RankError(
+            f"gradients of {name} differ between ranks at step {step}: {pairs}; look for a hook or a layer that works"
+            " on one rank only, else test the GPUs and their links"
+        )
 
     def normalize_weights(self) -> Tensor:
         """Divide gradients by the mean weight of all ranks' micro batches, so that every learnt token counts equally.

@@ -96,6 +96,7 @@ WRONG: list[tuple[list[str] | str | dict[str, str], list[str]]] = [
     (["--compile", "--parallel", "data_parallel"], ["--compile", "data_parallel"]),
     (["--compile", "--bucket-cap-mb", "0.5"], ["--bucket-cap-mb", "at least 1", "--compile", "0.5"]),
     (["--ema", "0.9", "--parallel", "local_sgd"], ["--ema 0.9", "--parallel local_sgd"]),
+    (["--check-gradients", "5", "--parallel", "fsdp"], ["--check-gradients", "--shard-ranks", "fsdp"]),
     (["--precision", "fp16", "--parallel", "local_sgd"], ["--precision fp16", "--parallel local_sgd"]),
     (["--sync-batchnorm", "--device", "cpu"], ["--sync-batchnorm", "GPUs", "--device cpu"]),
     # Lines of run.yaml.

@@ -149,3 +149,49 @@ def test_the_largest_batch_that_fits_is_found_by_all_ranks_alike(two_ranks: Rank
     two_ranks.run(train_on, fixed, "--steps", "3", "--batch-size", str(event["batch_size"]), "--grad-accum", "2")
     # Searching leaves no trace in what is learnt.
     assert [line["loss"] for line in step_lines(fixed)] == [line["loss"] for line in step_lines(tmp_path)]
+
+
+FAULTY = """
+import contextlib, os, sys
+import torch
+from trainer.__main__ import main
+from trainer.parallel.ddp import Ddp
+
+exchanging = Ddp.exchanging
+steps = 0
+
+@contextlib.contextmanager
+def faulty(self, last):
+    global steps
+    with exchanging(self, last):
+        yield
+    steps += last
+    if steps == 4 and last and os.environ["RANK"] == "1":
+        gradient = list(self.names)[2].grad.flatten()
+        gradient[0] = torch.nextafter(gradient[0], gradient[0] + 1)
+        list(self.names)[2].grad.copy_(gradient.view_as(list(self.names)[2]))
+
+Ddp.exchanging = faulty
+sys.exit(main())
+"""
+
+
+def test_a_rank_with_another_gradient_ends_the_run_before_the_step_is_made(tmp_path: Path) -> None:
+    script = tmp_path / "faulty.py"
+    script.write_text(FAULTY)
+    flags = ("--steps", "8", "--checkpoint-every", "1", "--check-gradients", "2")
+    code, output = torchrun(str(script), "--output-dir", str(tmp_path), *SMALL, *flags)
+    assert code == 1
+    names = list(load(existing(tmp_path / "checkpoints")[0])["optimizer"])
+    said = f"gradients of {names[2]} differ between ranks at step 4: rank 1 from rank 0"
+    assert f"trainer: {said}" in output or f"rank 1: {said}" in output
+    assert [event["step"] for event in events(tmp_path, "gradients_checked")] == [2]
+    (event,) = events(tmp_path, "gradients_differ")
+    assert (event["step"], event["parameter"], event["ranks"]) == (4, names[2], "rank 1 from rank 0")
+    assert checkpoints(tmp_path)[-1] == "step_00000003.pt"
+
+
+def test_gradients_that_ranks_should_have_alike_are_alike(four_ranks: Ranks, tmp_path: Path) -> None:
+    for name, way in (("ddp", ()), ("zero1", ()), ("fsdp", ("--shard-ranks", "2"))):
+        four_ranks.run(train_on, tmp_path / name, "--steps", "3", "--parallel", name, *way, "--check-gradients", "1")
+        assert [event["ranks"] for event in events(tmp_path / name, "gradients_checked")] == [4, 4, 4]

@@ -57,6 +57,11 @@ def test_what_does_not_work_is_refused_in_one_line() -> None:
         ),
         (CPUS, {"device": "auto", "parallel": "fsdp", "precision": "fp16"}, f"--parallel fsdp {SCALE}"),
         (FOUR, {"parallel": "fsdp", "shard_ranks": 3}, "--shard-ranks 3 does not divide the 4 ranks"),
+        (
+            FOUR,
+            {"parallel": "fsdp", "shard_ranks": 4, "check_gradients": 5},
+            "--check-gradients has nothing to compare: with --shard-ranks 4 there is one copy only",
+        ),
         (FOUR, {**SHARED, "tensor_parallel": 3}, "--tensor-parallel 3 does not divide the 4 ranks"),
         (
             ONE_GPU,

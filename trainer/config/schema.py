@@ -202,6 +202,7 @@ class ParallelSettings(_Group):
     broadcast_buffers: bool = Field(True, description="ddp, zero1: all ranks use rank 0's batch statistics")
     sync_batchnorm: bool = Field(False, description="batch statistics over all ranks (GPUs only)")
     compress_gradients: Literal["none", "fp16", "bf16"] = Field("none", description="ddp, zero1: dtype of the exchange")
+    check_gradients: int = Field(0, ge=0, description="steps between comparisons of the ranks' gradients; 0: none")
     reshard_after_forward: bool = Field(True, description="fsdp: free gathered weights after forward")
     cpu_offload: bool = Field(False, description="fsdp: keep weights and optimizer in host memory")
 
@@ -394,6 +395,8 @@ class Settings(
         for name in ("shard_ranks", "cpu_offload", "sharded_checkpoints"):
             if getattr(self, name) and parallel != "fsdp":
                 yield name, f" needs --parallel fsdp, not {parallel}"
+        if self.check_gradients and not (parallel in ("ddp", "zero1") or self.shard_ranks):
+            yield "check_gradients", f" needs --parallel ddp, zero1, or fsdp with --shard-ranks, not {parallel}"
         if self.compress_gradients != "none" and parallel not in ("ddp", "zero1"):
             yield "compress_gradients", f" needs --parallel ddp or zero1, not {parallel}"
         if parallel == "local_sgd":

@@ -71,5 +71,7 @@ def _problems(settings: Settings, world: World) -> Iterator[str]:
             yield f"--{name.replace('_', '-')} needs a process group: start with torchrun --nproc-per-node 1"
     if world.backend and settings.shard_ranks and world.size % settings.shard_ranks:
         yield f"--shard-ranks {settings.shard_ranks} does not divide the {world.size} ranks"
+    if settings.check_gradients and world.backend and settings.shard_ranks == world.size:
+        yield f"--check-gradients has nothing to compare: with --shard-ranks {world.size} there is one copy only"
     if world.size % shared_by:
         yield f"--tensor-parallel {shared_by} does not divide the {world.size} ranks"

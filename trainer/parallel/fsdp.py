@@ -52,7 +52,7 @@ class Fsdp(Strategy):
 
     def _shard_model(self, settings: Settings) -> None:
         world = self.world
-        copy_ranks = settings.shard_ranks or self.world.size
+        self.shards = copy_ranks = settings.shard_ranks or self.world.size
         if copy_ranks < world.size:
             # Hybrid sharding by a two-dimensional mesh: gradients are averaged over the copies, too.
             shape = (world.size // copy_ranks, copy_ranks)

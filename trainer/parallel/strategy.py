@@ -24,6 +24,8 @@ from trainer.world import World
 # The optimizer's state by parameter name, such as {"head.weight": {"step": …, "exp_avg": …}}.
 OptimizerState = dict[str, dict[str, Any]]
 
+_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes
+
 
 class Strategy:
     """One rank's part. All ranks call the same methods in the same order.
@@ -36,6 +38,7 @@ class Strategy:
     """
 
     devices = 1  # devices that this rank computes on
+    shards = 1  # gradients are spread over so many ranks, and the same on the next so many
     measures_alone = True  # whether a forward pass of held-out data needs no other rank
 
     def __init__(self, settings: Settings, objective: Objective, world: World) -> None:
@@ -119,6 +122,20 @@ class Strategy:
         """This rank's shards of the gradients by name, as plain live tensors; only of parameters that have one."""
         gradients = {name: parameter.grad for parameter, name in self.names.items()}
         return {name: local_shard(gradient) for name, gradient in gradients.items() if gradient is not None}
+
+    def unlike_gradients(self) -> tuple[str, list[int]] | None:
+        """The first parameter whose gradients are not equal bit for bit on ranks with the same shard of it, and the
+        ranks that differ from the first such rank; None if all are equal (collective)."""
+        gradients = self.local_gradients()
+        sums = [gradient.view(_INTEGERS[gradient.itemsize]).sum(dtype=torch.int64) for gradient in gradients.values()]
+        values = torch.stack(sums).tolist() if sums else []
+        by_rank = self.world.gather(dict(zip(gradients, values, strict=True)))
+        for name in self.names.values():
+            firsts = [by_rank[rank % self.shards].get(name) for rank in range(self.world.size)]
+            unlike = [rank for rank, first in enumerate(firsts) if by_rank[rank].get(name) != first]
+            if unlike:
+                return name, unlike
+        return None
 
     # --- measurements -------------------------------------------------------------------------------------------------
 
