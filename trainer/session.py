@@ -98,7 +98,12 @@ class PhaseSession:
         if is_own(settings.task):
             with_gradients = not shards_weights(settings, world)
             try_out(self.objective, self.data, settings, world.device, with_gradients=with_gradients)
-        self.mixes_documents = isinstance(self.data, Text) and self.data.marked and not self._separate(self.data)
+        self.mixes_documents = (
+            isinstance(self.data, Text)
+            and self.data.marked
+            and not is_own(settings.task)
+            and not self._separate(self.data)
+        )
         seed_everything(self._rank_seed())
 
     def __enter__(self) -> PhaseSession:

@@ -347,9 +347,9 @@ class Settings(
             yield "data", f" {self.data} may be images or text: with your own task, name data that is one of them"
         if is_own(task) and self.model == "auto":
             yield "model", " is needed with your own task: there is no usual one"
-        for name, own in (("task_options", task), ("data_options", self.data)):
-            if getattr(self, name) and not is_own(own):
-                yield name, f" are for code of your own, not for {own}"
+        for name, user in (("task_options", task), ("data_options", self.data)):
+            if getattr(self, name) and not is_own(user):
+                yield name, f" are for code of your own, not for {user}"
         is_known = not is_own(task) and not is_own(self.data) and self.data not in HOLDS_BOTH
         if is_known and (self.data in ("tokens", "documents", "text", "stdlib")) != is_text:
             kind = "no text" if is_text else "text"

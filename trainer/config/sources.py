@@ -41,7 +41,7 @@ _WORDS: Mapping[Any, str] = {int: "N", float: "X", str: "TEXT", Path: "PATH", Pa
 Action = Literal["train", "print_config", "json_schema"]
 # Two ways to say one thing: the stronger source wins, and one source may give one of them.
 _INSTEAD = {"epochs": "steps", "samples_per_step": "grad_accum"}
-_RIVALS = _INSTEAD | {usual: other for other, usual in _INSTEAD.items()}
+_RIVALS = _INSTEAD | {usual: length for length, usual in _INSTEAD.items()}
 _SHARE = {"type": "string", "pattern": "^x[0-9.]+$", "description": "a share of the run's own value, such as x0.5"}
 
 

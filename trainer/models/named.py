@@ -145,7 +145,9 @@ def _suits(settings: Settings, data: Data) -> bool:
     """Return whether the task can learn from the data; a task of one's own says so itself."""
     if is_own(settings.task):
         return True
-    return isinstance(data, Images if settings.task in ("classify", "contrastive") else Text)
+    if settings.task in ("classify", "contrastive"):
+        return isinstance(data, Images)
+    return isinstance(data, Text)
 
 
 def _kind(settings: Settings, data: Images | Text) -> str:
