@@ -239,6 +239,18 @@ def test_only_chosen_parameters_change_and_the_export_is_the_whole_model(base: P
     assert changed == {name for name in before if "layers.1." in name}
 
 
+def test_blocks_without_a_trained_parameter_are_the_same_however_ranks_share_the_model(
+    base: Path, two_ranks: Ranks, tmp_path: Path
+) -> None:
+    flags = (*SMALL_RUN, "--weights", str(base), "--train-only", r"layers\.1\.mlp")
+    for parallel in ("ddp", "zero1", "fsdp"):
+        two_ranks.run(train_on, tmp_path / parallel, *flags, "--parallel", parallel)
+    losses = {parallel: [line["loss"] for line in step_lines(tmp_path / parallel)] for parallel in ("zero1", "fsdp")}
+    expected = [line["loss"] for line in step_lines(tmp_path / "ddp")]
+    assert losses == {"zero1": pytest.approx(expected, rel=1e-6), "fsdp": pytest.approx(expected, rel=1e-6)}
+    assert difference(final_state(tmp_path / "ddp")["model"], final_state(tmp_path / "fsdp")["model"]) < 1e-5
+
+
 def test_without_weights_a_checkpoint_has_everything(tmp_path: Path) -> None:
     assert train(tmp_path, *SMALL_RUN, "--train-only", "norm") == 0
     state = final_state(tmp_path)

@@ -17,6 +17,9 @@ def test_gpt2_has_the_flops_of_palms_appendix() -> None:
     matrices = 12 * (12 * 768**2 + 13 * 768) + 2 * 768 + 50304 * 768
     assert flops_per_token(model, 1024) == 6 * matrices + 12 * 12 * 768 * 1024
     assert flops_per_token(model, 512) == 6 * matrices + 12 * 12 * 768 * 512
+    for parameter in model.parameters():
+        parameter.requires_grad_(parameter.shape == (768,))
+    assert flops_per_token(model, 512) == 4 * matrices + 2 * (12 * 6 + 2) * 768 + 12 * 12 * 768 * 512
 
 
 def test_flops_of_a_convolution_and_of_the_first_layers_missing_input_gradient() -> None:
