@@ -10,7 +10,7 @@ import importlib
 import re
 import warnings
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from trainer.errors import SettingsError, one_line
 from trainer.models.weights import network_of
 
 
-def choose_trained(model: nn.Module, settings: Settings, fresh: Iterable[str]) -> frozenset[str]:
+def choose_trained(model: nn.Module, settings: Settings, fresh: Collection[str]) -> frozenset[str]:
     """Freeze what --lora or --train-only leaves out.
 
     `fresh` names what is not in the folder of --weights. Returns the names of the tensors that stay as they are there.
@@ -110,19 +110,20 @@ def _outermost(fresh: Iterable[str], base: str) -> list[str]:
     """The parts of a network that such parameters belong to, whole: ``classifier``, or of its base ``bert.pooler``."""
     parts = set[str]()
     for name in fresh:
-        first, second, *_ = name.split(".")
+        first, *inner = name.split(".")
         if first == base:
-            parts.add(f"{first}.{second}")
+            parts.add(f"{first}.{inner[0]}")
         else:
             parts.add(first)
     return sorted(parts)
 
 
 def _freeze_all_but(model: nn.Module, pattern: str) -> None:
-    names = [name for name, _ in model.named_parameters()]
+    trainable = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    names = list(trainable)
     if not any(re.search(pattern, name) for name in names):
         parts = {part for name in names for part in name.split(".")}
         near = did_you_mean(pattern, [*names, *parts]) or f"; names are such as {names[0]} and {names[-1]}"
         raise SettingsError(f"--train-only: no parameter's name matches {pattern!r}{near}")
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad_(bool(re.search(pattern, name)) and parameter.requires_grad)
+    for name, parameter in trainable.items():
+        parameter.requires_grad_(re.search(pattern, name) is not None)
