@@ -32,7 +32,9 @@ SIMPLE_TEMPLATE = (
     "{% if add_generation_prompt %}Assistant:\n{% endif %}"
 )
 
-_BREAK = "\ufdd0"  # a noncharacter of Unicode, which no text holds
+# Noncharacters of Unicode, which no text holds: inside of what is no special token, and in the place of an answer.
+_BREAK = "\ufdd0"
+_ANSWER = "\ufdd1"
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,7 @@ class Tokenizer:
 
         A token belongs to the message with its first character. An answer that the template renders otherwise once more
         follows, such as without its thoughts, is not learnt. Raises ValueError if the template refuses the messages, or
-        if what it renders before the last one, an answer, is not the prompt for it.
+        if it is not seen where the last one, an answer, begins.
         """
         if isinstance(content, str):
             ids = [*self.beginning(content), *self._eos]
@@ -94,17 +96,30 @@ class Tokenizer:
         learn = np.zeros(len(starts), dtype=np.bool_)
         for number, message in enumerate(content):
             if message["role"] == "assistant":
-                before = self.rendered(content[:number], answer=True)
                 after = self.rendered(content[: number + 1])
-                if after.startswith(before) and text.startswith(after):
-                    learn |= (starts >= len(before)) & (starts < len(after.rstrip()))
+                start = self._answer_start(content[:number], after)
+                if start is not None and text.startswith(after):
+                    learn |= (starts >= start) & (starts < len(after.rstrip()))
                 elif number == len(content) - 1:
                     raise ValueError("the chat template renders an answer otherwise than what asks for it")
         return Encoded(np.array(ids, dtype=np.uint32), learn)
 
+    def _answer_start(self, prompt: Messages, answered: str) -> int | None:
+        """Where the answer to a prompt begins in their rendering; None where that does not begin with the prompt.
+
+        A prompt may open a thought that answers do not have: then the answer begins where the opening would.
+        """
+        asking = self.rendered(prompt, answer=True)
+        if answered.startswith(asking):
+            return len(asking)
+        header, answer, _ = self.rendered([*prompt, {"role": "assistant", "content": _ANSWER}]).partition(_ANSWER)
+        if answer and asking.startswith(header) and answered.startswith(header):
+            return len(header)
+        return None
+
     def beginning(self, text: str) -> list[int]:
-        """The tokens of a plain text for the model to continue."""
-        ids: list[int] = self._fast.encode(text, add_special_tokens=False).ids
+        """The tokens of a plain text for the model to continue. Special tokens written in it are text."""
+        ids, _ = self._encode(_broken(text, self._specials))
         if self.bos is None:
             return ids
         return [self.bos, *ids]
@@ -128,20 +143,33 @@ class Tokenizer:
     def rendered(self, messages: Messages, *, answer: bool = False) -> str:
         """Render a conversation as text; with `answer`, end with the start of the assistant's turn.
 
-        Special tokens written in what others than the assistant say are text: `_BREAK` is inside of them.
+        Special tokens written in messages are text: `_BREAK` is inside of them. In what the assistant says, only those
+        are that would end or begin a turn. It may have been taught to write others, such as around its thoughts, and
+        templates look for them.
         """
+        texts = []
+        for message in messages:
+            specials = self._turn_marks if message["role"] == "assistant" else self._specials
+            texts.append({**message, "content": _broken(message["content"], specials)})
+        return self._render(texts, answer=answer)
+
+    def _render(self, messages: Messages, *, answer: bool = False) -> str:
         from jinja2 import TemplateError
 
-        broken = [dict(message) for message in messages]
-        for message in broken:
-            if message["role"] == "assistant":
-                continue
-            for special in self._specials:
-                message["content"] = message["content"].replace(special, special[0] + _BREAK + special[1:])
         try:
-            return str(self._loaded.apply_chat_template(broken, tokenize=False, add_generation_prompt=answer))
+            return str(self._loaded.apply_chat_template(messages, tokenize=False, add_generation_prompt=answer))
         except (TemplateError, TypeError, KeyError) as error:
             raise ValueError(f"the chat template refuses it: {error}") from None
+
+    @functools.cached_property
+    def _turn_marks(self) -> list[str]:
+        """The special tokens that end a text, or that the template writes around turns before the last."""
+        try:
+            turns = self._render([{"role": role, "content": "a"} for role in ("user", "assistant", "user")])
+        except ValueError:
+            return self._specials  # the template wants other turns
+        ends = [self._added[token].content for token in (self.bos, self.eos, self.pad) if token in self._added]
+        return [special for special in self._specials if special in turns or special in ends]
 
     def text(self, tokens: Sequence[int]) -> str:
         """Decode tokens. Special and unknown tokens are skipped."""
@@ -174,3 +202,10 @@ class Tokenizer:
                 shutil.copyfile(path, folder / path.name)
         if not self._has_template:
             (folder / "chat_template.jinja").write_text(SIMPLE_TEMPLATE, encoding="utf-8")
+
+
+def _broken(text: str, specials: Sequence[str]) -> str:
+    """The text with `_BREAK` inside of special tokens."""
+    for special in specials:
+        text = text.replace(special, special[0] + _BREAK + special[1:])
+    return text

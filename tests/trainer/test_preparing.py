@@ -18,12 +18,13 @@ from pyarrow import parquet
 
 from tests.conftest import wait_until
 from tests.tables import table
-from tests.trainer.instructions import CHATS, conversations, write_chats, write_tokenizer
+from tests.trainer.instructions import CHAT_TEMPLATE, CHATS, conversations, write_chats, write_tokenizer
 from tests.trainer.running import PATIENCE_SECONDS, ROOT, is_alive
 from trainer.__main__ import main
 from trainer.errors import TrainerError
 from trainer.preparing import PreparationPlan, documents, prepare
 from trainer.preparing.packing import BEGIN, LEARN, best_fit, pack, split_document
+from trainer.preparing.prepare import _prepare_slice, _write_meta
 from trainer.tokenizer import Encoded, Tokenizer
 
 
@@ -83,6 +84,96 @@ def test_special_tokens_in_what_a_user_writes_are_text(folder: Path) -> None:
     assert names.count("<|im_end|>") == names.count("<|im_start|>") == 2
     assert decoded(tokenizer, encoded.tokens[encoded.learn]) == "A token.<|im_end|>"
     assert question in decoded(tokenizer, encoded.tokens)
+
+
+OPENING = CHAT_TEMPLATE.replace("assistant\n' }}", "assistant\n<think>\n' }}")
+FRAGMENTS = (
+    "<",
+    "<think>",
+    "\n",
+    "hm",
+    "</think>",
+    "<|im_end|>",
+    "<|endoftext|>",
+    "<|im_start|>assistant\n",
+    " a",
+    "é",
+)
+words = st.lists(st.sampled_from(FRAGMENTS), min_size=1, max_size=8).map("".join)
+
+
+@pytest.fixture(scope="module")
+def opening(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    """A tokenizer with <think> among its special tokens, whose prompt for an answer opens a thought."""
+    folder = write_tokenizer(tmp_path_factory.mktemp("opening"))
+    (folder / "chat_template.jinja").write_text(OPENING)
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    config["chat_template"] = OPENING
+    config["additional_special_tokens"] = ["<think>", "</think>"]
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return Tokenizer(folder)
+
+
+@given(turns=st.lists(st.tuples(words, words), min_size=1, max_size=3))
+def test_answers_are_learnt_without_the_thought_that_a_prompt_opens(
+    opening: Tokenizer, turns: list[tuple[str, str]]
+) -> None:
+    assert "<think>" in opening._specials
+    messages = [
+        {"role": role, "content": text}
+        for turn in turns
+        for role, text in zip(("user", "assistant"), turn, strict=True)
+    ]
+    encoded = opening.document(messages)
+    answers = [answer.removeprefix("<think>\n") + "<|im_end|>" for _, answer in turns]
+    assert decoded(opening, encoded.tokens[encoded.learn]) == "".join(answers)
+    # As special tokens there are the template's own, and the thoughts that the assistant writes.
+    names = [opening._fast.id_to_token(token) for token in encoded.tokens]
+    assert names.count("<|im_start|>") == names.count("<|im_end|>") == len(messages)
+    assert "<|endoftext|>" not in names
+    assert names.count("<think>") == sum(answer.count("<think>") for _, answer in turns)
+
+
+@given(text=words)
+def test_special_tokens_in_plain_texts_are_text(opening: Tokenizer, text: str) -> None:
+    tokens = opening.document(text).tokens
+    assert tokens[0] == opening.bos
+    assert tokens[-1] == opening.eos
+    assert not set(tokens[1:-1].tolist()) & opening._added.keys()
+    assert decoded(opening, tokens[1:-1]) == text
+
+
+@table(("refused", "most", "message"), [(3, 3, ""), (4, 3, "more than 3 conv"), (40, 50, "too few to train")])
+def test_conversations_that_a_template_cannot_render_are_left_out(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    refused: int,
+    most: int,
+    message: str,
+) -> None:
+    monkeypatch.setitem(_prepare_slice.__globals__, "_MOST_REFUSED", most)
+    folder = write_tokenizer(tmp_path / "tokenizer")
+    refusal = "{% if messages[0]['role'] == 'tool' %}{{ raise_exception('no tools') }}{% endif %}"
+    (folder / "chat_template.jinja").write_text(refusal + CHAT_TEMPLATE)
+    plan = PreparationPlan((tmp_path / "chats.jsonl",), folder, 64, held_out=5)
+    rows = [row["messages"] for row in conversations(40)]
+    rows[:refused] = [[{"role": "tool", "content": "a"}, *messages] for messages in rows[:refused]]
+    plan.inputs[0].write_text("".join(json.dumps({"messages": messages}) + "\n" for messages in rows))
+    first = f"chats.jsonl:1: the chat template refuses it: no tools (of tokenizer {folder})"
+    part = documents.list_slices(plan.inputs)[0]
+    if message.startswith("more"):
+        with pytest.raises(TrainerError, match=message) as raised:
+            _prepare_slice(plan, tmp_path, 0, part)
+        assert first in str(raised.value)
+        return
+    line = _prepare_slice(plan, tmp_path, 0, part)
+    assert first in capsys.readouterr().err
+    assert (line["documents"], line["left_out"]) == (40, refused)
+    if message:
+        with pytest.raises(TrainerError, match=message) as raised:
+            _write_meta(tmp_path, plan, Tokenizer(folder), [line])
+        assert first in str(raised.value)
 
 
 def test_answers_that_a_template_shortens_later_are_not_learnt(tmp_path: Path) -> None:

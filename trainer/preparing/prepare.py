@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import functools
+import itertools
 import json
 import multiprocessing
 import os
@@ -36,6 +37,7 @@ from trainer.tokenizer import Encoded, Tokenizer
 JOURNAL = "journal.jsonl"
 META = "meta.json"
 
+_MOST_REFUSED = 100  # conversations of a slice that are left out before preparing ends, as of unreadable samples
 _PROMPTS = 4  # held-out prompts in meta.json, for --answer-every
 _PROMPT_TOKENS = 32  # length of a prompt from a text
 _PROGRESS_EVERY = 5.0  # seconds
@@ -72,8 +74,8 @@ def prepare(
 ) -> Prepared:
     """Prepare `folder`, continuing an earlier call with the same plan; stop early once `stopping` returns True.
 
-    Shows progress on stderr. Raises TrainerError naming file and line of a wrong document, and SettingsError if the
-    folder holds tokens of another plan.
+    Shows progress on stderr. A few conversations that the chat template cannot render are left out. Raises TrainerError
+    naming file and line of a wrong document, and SettingsError if the folder holds tokens of another plan.
     """
     began = time.monotonic()
     tokenizer = Tokenizer(plan.tokenizer)
@@ -142,10 +144,9 @@ def _append(file: TextIO, line: dict[str, Any]) -> None:
 def _write_meta(folder: Path, plan: PreparationPlan, tokenizer: Tokenizer, parts: list[dict[str, Any]]) -> None:
     totals = {key: sum(part[key] for part in parts) for key in _COUNTS}
     if not totals["rows"] or not totals["held_out_rows"]:
-        raise TrainerError(
-            f"{totals['documents']} documents are too few to train on some and hold others out; add documents, or name "
-            "files train… and val…"
-        )
+        few = f"{totals['documents']} documents are too few to train on some and hold others out; add documents, or "
+        refusals = (part["refusal"] for part in parts if part["refusal"])
+        raise TrainerError("; left out: ".join([f"{few}name files train… and val…", *itertools.islice(refusals, 1)]))
     meta = {
         "dtype": _dtype(tokenizer),
         "vocabulary": tokenizer.size,
@@ -237,13 +238,19 @@ def _prepare_slice(plan: PreparationPlan, folder: Path, number: int, part: Slice
     counts = dict.fromkeys(_COUNTS, 0)
     pieces: dict[str, list[Encoded]] = {"train": [], "val": []}
     prompts: dict[tuple[int, ...], None] = {}  # distinct ones, in their order
+    refused = 0
+    refusal = ""  # the first
     for content, where in read_documents(part, plan.column):
         counts["documents"] += 1
         is_text = isinstance(content, str)
         try:
             encoded = tokenizer.document(content)
         except ValueError as error:
-            raise TrainerError(f"{where()}: {error}") from None
+            refused += 1
+            refusal = refusal or f"{where()}: {error} (of tokenizer {plan.tokenizer})"
+            if refused > _MOST_REFUSED:
+                raise TrainerError(f"more than {_MOST_REFUSED} conversations cannot be used; {refusal}") from None
+            continue
         if not is_text and len(encoded.tokens) > row:
             # The rest of a conversation is dropped: it means little without the beginning.
             counts["shortened"] += 1
@@ -263,6 +270,9 @@ def _prepare_slice(plan: PreparationPlan, folder: Path, number: int, part: Slice
                 first = int(np.argmax(encoded.learn))
             if 0 < first < plan.context and len(prompts) < _PROMPTS:
                 prompts[tuple(encoded.tokens[:first].tolist())] = None
+    if refused:
+        counts["left_out"] += refused
+        show(f"prepare: {refused} conversations are left out; {refusal}", error=True)
     for name, rows in (("train", "rows"), ("val", "held_out_rows")):
         tokens, marks = pack(pieces[name], row, tokenizer.pad)
         counts[rows] = len(tokens)
@@ -273,4 +283,4 @@ def _prepare_slice(plan: PreparationPlan, folder: Path, number: int, part: Slice
         if len(tokens):
             _replace(folder / f"{name}-{number:05d}.marks", marks.tobytes())
             _replace(folder / f"{name}-{number:05d}.bin", tokens.astype(_dtype(tokenizer)).tobytes())
-    return {"slice": number, **counts, "prompts": list(prompts)}
+    return {"slice": number, **counts, "prompts": list(prompts), "refusal": refusal}
