@@ -161,6 +161,17 @@ def test_what_reaches_over_an_end_or_into_the_future_is_seen(
     assert separates_documents(model, vocabulary, length, torch.device("cpu")) == (sees == "")
 
 
+@table("precision", ["fp32", "bf16"])
+def test_rounding_and_a_head_of_zeros_are_no_mixing(tokens: Path, precision: str) -> None:
+    task = objective(tokens, "smollm-135m").eval()
+    autocast = torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16")
+    for parameter in (None, *task.model.parameters()):
+        if parameter is not None:
+            parameter.detach().zero_()
+        with autocast:
+            assert separates_documents(task.model, 384, 16, torch.device("cpu"))
+
+
 @table("model", [*MODELS, *MIXING])
 def test_a_session_tries_its_model_and_leaves_no_trace(tokens: Path, model: str) -> None:
     chosen = settings(*flags(tokens, model))
