@@ -183,6 +183,7 @@ class Loop:
             factor = self.normalize_weights() if session.objective.weighed else None
             if telemetry.wants_histograms(step):
                 telemetry.gradients(step, strategy.local_gradients())
+                telemetry.embeddings(step, session.objective.model, strategy.names)
             self.progress.samples += session.samples_per_step
             norm = self.update()
         voted = votes()

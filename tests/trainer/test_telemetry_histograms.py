@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections import OrderedDict
+from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
+from torch import Tensor, nn
 
+from tests.trainer.running import train
 from tests.trainer.small_models import gradients_of
-from trainer.telemetry.histograms import EDGES, count, gradients, part_of, watch_activations
+from trainer.telemetry.histograms import EDGES, count, embeddings, gradients, part_of, watch_activations
 
 floats = st.floats(width=32) | st.floats(-1, 1, width=32) | st.just(0.0)
 
@@ -68,3 +71,38 @@ def test_histograms_per_block_with_gradients_norm_and_the_first_activations() ->
     expected = torch.cat([gradient.flatten() for gradient in gradients_of(model.blocks[1]).values()])
     assert (histograms["blocks.1"].kind, sum(histograms["blocks.1"].counts)) == ("gradient", expected.numel())
     assert histograms["blocks.1"].norm == pytest.approx(float(expected.norm()), rel=1e-5)
+
+
+class Tables(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(5, 3)
+        self.inner = nn.Linear(3, 3)
+        self.position_embeddings = nn.Parameter(torch.ones(1, 4, 3))
+
+
+def test_embeddings_are_tables_of_vectors_each_by_itself() -> None:
+    model = Tables()
+    names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
+    tokens, positions = sorted(embeddings(model, names), key=lambda table: table.name, reverse=True)
+    assert (tokens.name, tokens.kind, sum(tokens.counts)) == ("tokens.weight", "embedding", 15)
+    assert tokens.norm == pytest.approx(float(model.tokens.weight.detach().norm()))
+    assert (positions.name, positions.mean, sum(positions.counts)) == ("position_embeddings", 1.0, 12)
+
+
+def test_a_run_writes_tables_of_text_and_vectors_of_contrastive_learning(tmp_path: Path) -> None:
+    short = ("--steps", "2", "--histograms-every", "2", "--validate-every", "0", "--validate-samples", "8")
+    assert (
+        train(tmp_path / "lm", "--task", "lm", "--data", "synthetic", "--context", "16", "--width", "32", *short) == 0
+    )
+    assert train(tmp_path / "pairs", "--task", "contrastive", "--embedding-size", "8", *short) == 0
+    written = {}
+    for name in ("lm", "pairs"):
+        lines = (tmp_path / name / "histograms.jsonl").read_text().splitlines()
+        written[name] = [line for line in map(json.loads, lines) if line["kind"] == "embedding"]
+    assert written["lm"]
+    assert all(line["step"] == 2 for line in written["lm"])
+    [vectors] = written["pairs"]
+    # 8 images in a micro batch, two views of each, with 8 numbers
+    assert (vectors["name"], vectors["step"], sum(vectors["counts"])) == ("embeddings", 2, 8 * 2 * 8)
+    assert vectors["norm"] == pytest.approx(4.0)

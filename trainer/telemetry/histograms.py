@@ -1,7 +1,8 @@
-"""Histograms of gradients and activations, one per block of the model, in the steps that are asked for.
+"""Histograms of gradients and activations, one per block of the model, and of embeddings, in the steps asked for.
 
 Counted is this rank's own share: of a tensor that is spread over ranks the local part, of activations the first micro
-batch.
+batch. Embeddings are the model's tables of vectors (tokens, positions) before the step; of contrastive learning the
+vectors that are compared, of length 1.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
-Kind = Literal["gradient", "activation"]
+Kind = Literal["gradient", "activation", "embedding"]
 
 # The same for all tensors and steps: four bins per decade of the absolute value, for each sign, and one around zero.
 # From 1e-10: smaller values make no difference to any optimizer here. To 1e4.
@@ -104,6 +106,16 @@ def gradients(by_name: Mapping[str, Tensor]) -> list[Histogram]:
     return [count(part, "gradient", tensors) for part, tensors in parts.items()]
 
 
+def embeddings(model: nn.Module, names: Mapping[Tensor, str]) -> list[Histogram]:
+    """One histogram per table: weights of nn.Embedding, and parameters that are called so, as the positions of ViT."""
+    tables = []
+    for parameter, name in names.items():
+        module, _, attribute = name.rpartition(".")
+        if isinstance(model.get_submodule(module), nn.Embedding) or "embedding" in attribute:
+            tables.append(count(name, "embedding", [parameter]))
+    return tables
+
+
 def part_of(parameter: str) -> str:
     """The block of a parameter; outside blocks the first two levels of its name."""
     module = parameter.rpartition(".")[0]
@@ -111,8 +123,8 @@ def part_of(parameter: str) -> str:
 
 
 @contextlib.contextmanager
-def watch_activations(model: nn.Module) -> Iterator[list[Histogram]]:
-    """Inside, count the first output of every block into the list that is yielded.
+def watch_activations(model: nn.Module, *, vectors: bool = False) -> Iterator[list[Histogram]]:
+    """Inside, count the first output of every block into the list that is yielded; with `vectors` also the model's.
 
     Later ones are other micro batches, or backward recomputing the block. A compiled module does not call the hooks.
     """
@@ -126,7 +138,13 @@ def watch_activations(model: nn.Module) -> Iterator[list[Histogram]]:
         if name and isinstance(tensor, Tensor) and tensor.is_floating_point():
             histograms.append(count(name, "activation", [tensor]))
 
+    def hook_of_model(module: nn.Module, inputs: Any, output: Tensor) -> None:
+        if not any(histogram.kind == "embedding" for histogram in histograms):
+            histograms.append(count("embeddings", "embedding", [functional.normalize(output.float(), dim=-1)]))
+
     hooks = [module.register_forward_hook(hook) for module in names]
+    if vectors:
+        hooks.append(model.register_forward_hook(hook_of_model))
     try:
         yield histograms
     finally:

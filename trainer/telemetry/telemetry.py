@@ -123,7 +123,8 @@ class Telemetry:
                 path = settings.output_dir / "traces" / f"step_{step:08d}.json.gz"
                 trace = stack.enter_context(record(path, self._world.device))
             if self.wants_histograms(step) and settings.compile == "off":  # a compiled module ignores later hooks
-                activations = stack.enter_context(histograms.watch_activations(model))
+                compares = settings.task == "contrastive"
+                activations = stack.enter_context(histograms.watch_activations(model, vectors=compares))
             yield
         self._write_histograms(step, activations)
         if not trace:
@@ -143,6 +144,10 @@ class Telemetry:
     def gradients(self, step: int, gradients: Mapping[str, Tensor]) -> None:
         """Write histograms of this rank's gradients. Call it between unscaling and clipping."""
         self._write_histograms(step, histograms.gradients(gradients))
+
+    def embeddings(self, step: int, model: nn.Module, names: Mapping[Tensor, str]) -> None:
+        """Write histograms of the model's embeddings, by the names of its parameters."""
+        self._write_histograms(step, histograms.embeddings(model, names))
 
     def event(self, step: int, name: str, /, **values: Value) -> None:
         """Write an event of the run, on rank 0."""
