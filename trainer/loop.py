@@ -35,13 +35,19 @@ SMALLEST_LOSS_SCALE = 2.0**-24
 
 @dataclass(frozen=True)
 class StepFacts:
-    """Facts about a step that the host knows while the device may still compute it."""
+    """Facts about a step that the host knows while the device may still compute it.
+
+    Attributes:
+        samples: since the start of the run, over all ranks.
+        cache_hit_rate: of this rank's samples; None if its data has no cache.
+    """
 
     epoch: int
     rate: float
     samples: int
     samples_in_step: int
     times: Pending
+    cache_hit_rate: float | None
 
 
 class Votes(NamedTuple):
@@ -196,7 +202,14 @@ class Loop:
         if factor is not None:
             loss = loss * factor
         telemetry.skipped(step, session.feed.skipped())
-        facts = StepFacts(epoch, rate, self.progress.samples, session.samples_per_step, self.clock.stop())
+        facts = StepFacts(
+            epoch=epoch,
+            rate=rate,
+            samples=self.progress.samples,
+            samples_in_step=session.samples_per_step,
+            times=self.clock.stop(),
+            cache_hit_rate=session.feed.cache_hit_rate(),
+        )
         results = {"loss": loss, "norm": norm}
         if session.precision.scaler.is_enabled():
             # Of the next step; `get_scale` would wait for the device.
@@ -411,6 +424,7 @@ class Loop:
             "step_time": times.step,
             "data_time": times.data,
             "comm_time": times.exchange,
+            "cache_hit_rate": facts.cache_hit_rate,
             "gpu_mem_peak": None,
             "loss_scale": result.values.get("loss_scale"),
         }

@@ -14,7 +14,10 @@ import torch
 from PIL import Image
 from pyarrow import parquet
 
+from gputui.recovery.watch.metric_history import MetricHistory
+from gputui.recovery.watch.rules import RULES
 from tests.tables import table
+from tests.trainer.running import step_lines, train
 from tests.trainer.sources import encoded, everything, images, stream, text
 from trainer.data import BrokenSample, Split
 from trainer.data.contract import Fields, Indices
@@ -67,6 +70,9 @@ class Contents(RowGroups[int]):
 
     def read(self, indices: Indices) -> Fields:
         return {"content": torch.tensor([content for _, content, _, _ in self.groups(indices)])}
+
+    def bytes_of(self, content: int) -> int:
+        return 10
 
 
 # --- images -----------------------------------------------------------------------------------------------------------
@@ -227,7 +233,7 @@ def test_the_newest_row_groups_are_kept_and_the_next_ones_decoded_ahead() -> Non
         assert span.group != 8 or gate.wait(120)
         return 10 * span.group
 
-    rows = Contents([RowSpan(Path("file"), number, 0, 2) for number in range(9)], [2] * 9, load)
+    rows = Contents([RowSpan(Path("file"), number, 0, 2) for number in range(9)], [2] * 9, load, cache_bytes=45)
 
     def read(*groups: int) -> list[int]:
         contents: list[int] = rows.read(np.array(groups) * 2)["content"].tolist()
@@ -236,6 +242,8 @@ def test_the_newest_row_groups_are_kept_and_the_next_ones_decoded_ahead() -> Non
     for number in (0, 1, 2, 3, 0, 4, 0, 1):
         assert read(number) == [10 * number]
     assert loads == [0, 1, 2, 3, 4, 1]
+    assert rows.cache_use() == (8, 2)
+    assert rows.cache_use() == (0, 0)
     rows.expect(np.array([16, 10, 0, 2]))  # in the background, and only the first few
     assert read(5) == [50]
     assert not gate.is_set()
@@ -244,3 +252,31 @@ def test_the_newest_row_groups_are_kept_and_the_next_ones_decoded_ahead() -> Non
     assert sorted(loads[6:]) == [5, 8]
     assert read(6, 7) == [60, 70]
     assert sorted(loads[8:]) == [6, 7]
+
+
+def test_a_cache_that_is_too_small_raises_gputuis_alert(tmp_path: Path) -> None:
+    """In row groups of three images a batch of eight is spread over several, which are all decoded anew each epoch."""
+    write(tmp_path / "data" / "train.parquet", pictures(range(48)), 3)
+    write(tmp_path / "data" / "val.parquet", pictures(range(4)), 4)
+    flags = ("--data", "parquet", "--data-dir", str(tmp_path / "data"), "--image-size", "8", "--validate-every", "0")
+    seen = {}
+    for cache_bytes in ("0", "1000000"):
+        assert train(tmp_path / cache_bytes, *flags, "--steps", "9", "--cache-bytes", cache_bytes) == 0
+        history = MetricHistory()
+        for line in step_lines(tmp_path / cache_bytes):
+            values = {name: line[name] for name in ("epoch", "cache_hit_rate")}
+            history.add(line["step"], values, 20.0 * line["step"])  # as if a step took longer
+        observations = history.observe(is_fresh=True, rules=RULES)
+        seen[cache_bytes] = next(item for item in observations if item.kind == "cache_misses")
+    too_small, large = seen.values()
+    assert too_small.applies
+    assert too_small.value is not None
+    assert too_small.limit is not None
+    assert too_small.value < too_small.limit
+    assert large.value == 100.0
+
+
+def test_reading_processes_tell_the_use_of_their_caches(shards: Path, tmp_path: Path) -> None:
+    flags = ("--data", "parquet", "--data-dir", str(shards), "--image-size", "8", "--num-workers", "2", "--steps", "3")
+    assert train(tmp_path / "out", *flags) == 0
+    assert [0 <= line["cache_hit_rate"] <= 1 for line in step_lines(tmp_path / "out")] == [True] * 3

@@ -183,6 +183,7 @@ class DataSettings(_Group):
     num_workers: int = Field(0, ge=0, description="processes per rank that read ahead; 0: none")
     prefetch: int = Field(2, ge=1, description="batches that each worker reads ahead")
     pin_memory: bool = Field(True, description="CUDA: batches wait in page-locked memory")
+    cache_bytes: int = Field(2**30, ge=0, description="parquet: decoded row groups that each reading process keeps")
     max_broken_samples: int = Field(100, ge=0, description="unreadable samples per rank before the run fails")
 
 

@@ -57,6 +57,10 @@ class Split(ABC):
     def read(self, indices: Indices) -> Fields:
         """These samples, stacked. Raises BrokenSample for the first one that cannot be read."""
 
+    def cache_use(self) -> tuple[int, int]:
+        """The samples read since the last call that a cache might have had, and those that it had."""
+        return 0, 0
+
     def expect(self, indices: Indices) -> None:
         """Start reading these samples in the background, if that helps. Returns at once; never raises BrokenSample."""
         return

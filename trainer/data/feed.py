@@ -59,10 +59,16 @@ class Request:
 
 @dataclass(frozen=True)
 class Fetched:
-    """A batch, empty if no sample is left, and the reasons of the broken samples that were asked for, by number."""
+    """A batch, empty if no sample is left.
+
+    Attributes:
+        broken: the reasons of the broken samples that were asked for, by number.
+        cache_use: see `Split.cache_use`.
+    """
 
     fields: Fields
     broken: dict[int, str]
+    cache_use: tuple[int, int] = (0, 0)
 
     def pin_memory(self) -> Fetched:
         """A copy in page-locked host memory."""
@@ -108,7 +114,7 @@ class Reader(Dataset[Fetched | str]):
         fields = self.transform(samples, request.start + rows) if samples else {}
         if request.stride:
             self.split.expect(self.choice(request.start + request.stride, request.count, request.deals))
-        return Fetched(fields, broken)
+        return Fetched(fields, broken, self.split.cache_use())
 
     def __getitem__(self, request: Request) -> Fetched | str:
         """Read for torch's DataLoader; a TrainerError becomes its text, which torch would wrap in a traceback."""
@@ -268,6 +274,7 @@ class _Feed:
             self._stream = torch.cuda.Stream(share.device)  # type: ignore[no-untyped-call]
         self._broken: set[int] = set()
         self._skipped: list[str] = []
+        self._looked_up = self._hits = 0  # of the cache, in samples
 
     def _reader(self, choice: Choice, *, replaces: bool) -> Reader:
         return Reader(self._split, choice, self._transform, self._settings.max_broken_samples, replaces)
@@ -284,6 +291,9 @@ class _Feed:
                 self._skipped.append(reason)
                 if len(self._broken) > self._settings.max_broken_samples:
                     raise _too_many_broken(self._settings.max_broken_samples, reason)
+        samples, hits = fetched.cache_use
+        self._looked_up += samples
+        self._hits += hits
         device = self._share.device
         with contextlib.nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
             fields = {name: tensor.to(device, non_blocking=True) for name, tensor in fetched.fields.items()}
@@ -300,6 +310,14 @@ class _Feed:
         skipped = self._skipped
         self._skipped = []
         return skipped
+
+    def cache_hit_rate(self) -> float | None:
+        """The share of samples since the previous call that a cache had; None if none was asked."""
+        rate = None
+        if self._looked_up:
+            rate = self._hits / self._looked_up
+        self._looked_up = self._hits = 0
+        return rate
 
 
 class BatchFeed(_Feed):

@@ -33,8 +33,8 @@ from trainer.errors import SettingsError, TrainerError, one_line
 from trainer.preparing.documents import open_parquet
 
 _HELD_OUT_ONE_IN = 10  # the usual tenth where a data set has no split of its own
-_CACHED = 4  # decoded row groups
-_PREFETCHED = 2  # less than _CACHED, so that prefetching never evicts the group in use
+_PREFETCHED = 2
+_LEAST_CACHED = 3  # decoded row groups: more than _PREFETCHED, so that prefetching never evicts the group in use
 _MAX_CLASSES = 1_000_000  # a larger number is an id, not a class
 
 # Columns that can be used, by pyarrow's names of their types.
@@ -160,29 +160,45 @@ def _required(load: Callable[[RowSpan], T], span: RowSpan) -> T:
 
 
 class RowGroups(Split, Generic[T]):
-    """Samples in row groups, which `load` decodes whole: the last few are kept, and the next ones decoded in a thread.
+    """Samples in row groups, which `load` decodes whole: the newest are kept, and the next ones decoded in a thread.
 
-    `samples` has how many samples each span holds. For use by one thread; pickles without what is decoded.
+    `samples` has how many samples each span holds; `cache_bytes` are kept, but at least what is in use. For use by one
+    thread; pickles without what is decoded.
     """
 
-    def __init__(self, spans: Sequence[RowSpan], samples: Sequence[int], load: Callable[[RowSpan], T]) -> None:
+    def __init__(
+        self, spans: Sequence[RowSpan], samples: Sequence[int], load: Callable[[RowSpan], T], cache_bytes: int
+    ) -> None:
         self._spans = tuple(spans)
         self._parts = Concatenation(samples)
         self.blocks = self._parts.lengths
         self._load = load
+        self._cache_bytes = cache_bytes
         self.__setstate__({})
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in ("_decoded", "_threads")}
+        return {name: value for name, value in self.__dict__.items() if name not in ("_decoded", "_sizes", "_threads")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._decoded: OrderedDict[int, Future[T]] = OrderedDict()
+        self._sizes: dict[int, int] = {}  # in bytes, of those that were used
+        self._kept_bytes = 0
+        self._looked_up = self._hits = 0  # samples, since `cache_use`
         # One for the group that is waited for, one for those ahead.
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="row-groups")
 
     def __len__(self) -> int:
         return len(self._parts)
+
+    def bytes_of(self, content: T) -> int:
+        """The memory of a decoded row group."""
+        raise NotImplementedError
+
+    def cache_use(self) -> tuple[int, int]:
+        use = (self._looked_up, self._hits)
+        self._looked_up = self._hits = 0
+        return use
 
     def expect(self, indices: Indices) -> None:
         """Start decoding the first few row groups of these samples."""
@@ -203,6 +219,7 @@ class RowGroups(Split, Generic[T]):
             except (OSError, ValueError, ArrowException) as error:
                 del self._decoded[part]  # so that the next call tries again
                 raise BrokenSample(int(indices[rows[0]]), str(self._spans[part]), error) from error
+            self._keep(part, content, len(rows))
             yield SamplesOfPart(self._spans[part], content, rows, offsets)
 
     def _start(self, parts: Sequence[int]) -> None:
@@ -210,8 +227,22 @@ class RowGroups(Split, Generic[T]):
             if part not in self._decoded:
                 self._decoded[part] = self._threads.submit(self._load, self._spans[part])
             self._decoded.move_to_end(part)
-        while len(self._decoded) > _CACHED:
-            self._decoded.popitem(last=False)[1].cancel()
+
+    def _keep(self, part: int, content: T, samples: int) -> None:
+        """Count the use of a row group, and drop those that were not used for the longest time if there are too many.
+
+        One that was decoded for this request alone, if in advance, was not in the cache.
+        """
+        self._looked_up += samples
+        if part in self._sizes:
+            self._hits += samples
+            return
+        self._sizes[part] = self.bytes_of(content)
+        self._kept_bytes += self._sizes[part]
+        while self._kept_bytes > self._cache_bytes and len(self._decoded) > _LEAST_CACHED:
+            dropped, decoding = self._decoded.popitem(last=False)
+            decoding.cancel()
+            self._kept_bytes -= self._sizes.pop(dropped, 0)
 
 
 # --- images -----------------------------------------------------------------------------------------------------------
@@ -222,10 +253,15 @@ _Encoded = tuple[Any, npt.NDArray[np.int64]]  # images, as a pyarrow column, and
 class ImageRows(RowGroups[_Encoded], EncodedImages):
     """One sample per row. `size` is the side that images are resized to; 0: they are not."""
 
-    def __init__(self, spans: Sequence[RowSpan], load: Callable[[RowSpan], _Encoded], size: int, classes: int) -> None:
-        super().__init__(spans, [span.stop - span.start for span in spans], load)
+    def __init__(
+        self, spans: Sequence[RowSpan], load: Callable[[RowSpan], _Encoded], size: int, classes: int, cache_bytes: int
+    ) -> None:
+        super().__init__(spans, [span.stop - span.start for span in spans], load, cache_bytes)
         self._size = size
         self._classes = classes
+
+    def bytes_of(self, content: _Encoded) -> int:
+        return sum(int(column.nbytes) for column in content)
 
     def read(self, indices: Indices) -> Fields:
         images = [torch.empty(0)] * len(indices)
@@ -263,7 +299,8 @@ def parquet_images(settings: Settings) -> Images:
             ) from None
         classes = tuple(map(str, range(largest + 1)))
     train, held_out = (
-        ImageRows(spans, load, settings.image_size, len(classes)) for spans in (files.train, files.held_out)
+        ImageRows(spans, load, settings.image_size, len(classes), settings.cache_bytes)
+        for spans in (files.train, files.held_out)
     )
     return Images(train, held_out, agree_on_shape(train, held_out, str(files.train[0])), classes)
 
@@ -297,11 +334,21 @@ class TokenRows(RowGroups[npt.NDArray[Any]]):
     """Windows of the tokens in each span, of which `counts` has the numbers; no window crosses the end of its span."""
 
     def __init__(
-        self, spans: Sequence[RowSpan], counts: Sequence[TokenCount], load: Any, context: int, vocabulary: int
+        self,
+        spans: Sequence[RowSpan],
+        counts: Sequence[TokenCount],
+        load: Callable[[RowSpan], npt.NDArray[Any]],
+        *,
+        vocabulary: int,
+        settings: Settings,
     ) -> None:
-        super().__init__(spans, [window_count(count.tokens, context) for count in counts], load)
+        context = settings.context
+        super().__init__(spans, [window_count(count.tokens, context) for count in counts], load, settings.cache_bytes)
         self._context = context
         self._vocabulary = vocabulary
+
+    def bytes_of(self, content: npt.NDArray[Any]) -> int:
+        return content.nbytes
 
     def read(self, indices: Indices) -> Fields:
         windows = read_windows(self.groups(indices), indices, self._context, self._context, self._vocabulary)
@@ -335,8 +382,8 @@ def parquet_text(settings: Settings) -> Text:
     vocabulary = BYTES
     if has_tokens:
         vocabulary = 1 + max(count.largest for count in counts)
-    train = TokenRows(files.train, counts[:cut], load, context, vocabulary)
-    held_out = TokenRows(files.held_out, counts[cut:], load, context, vocabulary)
+    train = TokenRows(files.train, counts[:cut], load, vocabulary=vocabulary, settings=settings)
+    held_out = TokenRows(files.held_out, counts[cut:], load, vocabulary=vocabulary, settings=settings)
     if not len(train) or not len(held_out):
         raise TrainerError(
             f"{files.folder}: its row groups have at most {max(count.tokens for count in counts)} tokens in column "
