@@ -18,16 +18,16 @@ RUN_WIDE = ("task", "model", "width", "output_dir", "seed", "device", "timeout",
 
 # Settings that a phase may change.
 SETTINGS_OF_PHASES = """
-    steps task_options cache_bytes dropout temperature hard_negatives mask_probability label_smoothing augment num_workers
-    prefetch pin_memory max_broken_samples parallel tensor_parallel shard_ranks ranks average_every average_from
-    check_gradients bucket_cap_mb static_graph gradient_as_bucket_view find_unused_parameters broadcast_buffers
-    sync_batchnorm compress_gradients reshard_after_forward cpu_offload precision tf32 loss_scale
-    loss_scale_growth loss_scale_backoff loss_scale_interval channels_last gradient_checkpointing loss_chunk
-    memory_fraction compile compile_scope batch_size max_batch_size oom_retries grad_accum samples_per_step
-    optimizer lr lr_shares schedule decay_share warmup_steps final_lr_ratio weight_decay beta1 beta2 momentum
-    grad_clip gc_every reset_optimizer ema checkpoint_every checkpoint_compression epoch_checkpoints
-    async_checkpoints sharded_checkpoints log_every rank_metrics_every validate_every validate_samples
-    answer_every answer_tokens histograms_every trace_every bottleneck_every
+    steps task_options cache_bytes dropout temperature hard_negatives mask_probability label_smoothing augment
+    num_workers prefetch pin_memory max_broken_samples parallel tensor_parallel shard_ranks ranks average_every
+    average_from check_gradients bucket_cap_mb static_graph gradient_as_bucket_view find_unused_parameters
+    broadcast_buffers sync_batchnorm compress_gradients reshard_after_forward cpu_offload precision tf32
+    loss_scale loss_scale_growth loss_scale_backoff loss_scale_interval channels_last gradient_checkpointing
+    loss_chunk memory_fraction compile compile_scope batch_size max_batch_size oom_retries grad_accum
+    samples_per_step optimizer lr lr_shares schedule decay_share warmup_steps final_lr_ratio weight_decay beta1
+    beta2 momentum grad_clip gc_every reset_optimizer ema checkpoint_every checkpoint_compression
+    epoch_checkpoints async_checkpoints sharded_checkpoints log_every rank_metrics_every validate_every
+    validate_samples answer_every answer_tokens histograms_every trace_every bottleneck_every
 """
 
 
