@@ -22,7 +22,7 @@ from trainer.checkpoints import seed_everything
 from trainer.data import load_data
 from trainer.errors import SettingsError, TrainerError
 from trainer.models import build_model
-from trainer.models.own import separates_documents
+from trainer.models.own import Logits, separates_documents
 from trainer.session import PhaseSession, TrainingProgress
 from trainer.tasks import build_objective
 from trainer.tasks.language import LanguageObjective
@@ -169,7 +169,18 @@ def test_rounding_and_a_head_of_zeros_are_no_mixing(tokens: Path, precision: str
         if parameter is not None:
             parameter.detach().zero_()
         with autocast:
-            assert separates_documents(task.model, 384, 16, torch.device("cpu"))
+            assert separates_documents(task.model, 384, 13, torch.device("cpu"))
+
+
+@table("model", ["neo.json", "xglm.json"])
+@table("precision", ["fp32", "bf16"])
+def test_a_mask_that_is_added_as_if_it_were_not_is_seen(tokens: Path, model: str, precision: str) -> None:
+    network = objective(tokens, model).eval().model
+    assert isinstance(network, Logits)
+    for adds in (True, False):
+        network._adds_mask = adds
+        with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+            assert separates_documents(network, 384, 13, torch.device("cpu")) == adds
 
 
 @table("model", [*MODELS, *MIXING])
