@@ -121,7 +121,7 @@ def restore(source: Path, weights: Weights = "last", *, merge: bool = True) -> R
     state = load(checkpoint)
     if weights == "ema" and not state["ema"]:
         raise CheckpointError(f"{checkpoint} has no averaged weights; train with --ema 0.999, or use --weights last")
-    if state["base"] is not None:
+    if state.get("base") is not None:
         _require_base(checkpoint, BaseWeights(**state["base"]))
     try:
         network = _rebuild(folder, state, weights, merge=merge)
@@ -172,12 +172,13 @@ def _rebuild(folder: Path, state: Mapping[str, Any], weights: Weights, *, merge:
     is_contrastive = any(name.startswith("backbone.") for name in state["model"])
     prefix = "backbone.inner." if is_contrastive else "inner."
     adapted = None
-    if state["base"] is not None:
-        fresh = load_weights(network, Path(state["base"]["folder"]))
-        settings = Settings.model_validate({**state["config"], "weights": state["base"]["folder"]})
+    base = state.get("base")  # checkpoints from before there were adapters have none
+    if base is not None:
+        fresh = load_weights(network, Path(base["folder"]))
+        settings = Settings.model_validate({**state["config"], "weights": base["folder"]})
         if settings.lora:
             adapted = add_adapters(network, settings, fresh).eval()
-    network.load_state_dict(_tensors_below(prefix, state["model"]), strict=state["base"] is None)
+    network.load_state_dict(_tensors_below(prefix, state["model"]), strict=base is None)
     if weights != "last":  # of tied parameters one name is averaged
         network.load_state_dict(_tensors_below(prefix, state["ema"]), strict=False)
     if adapted is None:

@@ -174,7 +174,7 @@ class PhaseSession:
 
         Raises KeyError or ValueError if it does not fit.
         """
-        absent = self._absent(state["base"])
+        absent = self._absent(state.get("base"))
         settings = self.settings
         former = state["config"]
         self.progress.step = state["step"]

@@ -199,6 +199,16 @@ def test_what_does_not_fit_is_said_in_one_line_with_the_flag() -> None:
         checkpoints.check_fits(state, made_with.model_copy(update={"model_options": {"layers": 2}}), path)
 
 
+def test_a_checkpoint_from_before_a_setting_came_fits_its_default() -> None:
+    settings = Settings.model_validate({"task": "lm"})
+    older = settings.model_dump(mode="json")
+    del older["lora"], older["train_only"], older["epochs"]
+    checkpoints.check_fits({"config": older}, settings, Path("step_00000001.pt"))
+    with pytest.raises(CheckpointError, match="--train-only"):
+        changed = settings.model_copy(update={"train_only": "head"})
+        checkpoints.check_fits({"config": older}, changed, Path("step_00000001.pt"))
+
+
 @table("copy", [False, True])
 def test_a_copy_has_the_same_values_and_shares_memory_where_equal_tensors_do(copy: bool) -> None:
     torch.manual_seed(0)

@@ -130,7 +130,8 @@ def check_fits(state: State, settings: Settings, path: Path) -> None:
 
     With reset_optimizer, the optimizer may differ; strategy and number of ranks always may.
     """
-    saved = state["config"]
+    # Settings that came later have their defaults.
+    saved = Settings.model_validate({}).model_dump(mode="json") | state["config"]
     current = settings.model_dump(mode="json")
     for name in SHAPE_SETTINGS:
         if saved[name] != current[name]:
