@@ -74,9 +74,22 @@ class Pixels(Regression):
         return nn.functional.mse_loss(self.model(pixels), pixels)
 
 
-def rebuilding(image_shape: tuple[int, int, int]) -> nn.Module:
-    pixels = image_shape[0] * image_shape[1] * image_shape[2]
-    return nn.Sequential(nn.Linear(pixels, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, pixels))
+class Autoencoder(nn.Module):
+    """With statistics, dropout and a row of equal blocks: what a trial must leave alone, and what is recomputed."""
+
+    def __init__(self, image_shape: tuple[int, int, int], width: int = 8) -> None:
+        super().__init__()
+        pixels = image_shape[0] * image_shape[1] * image_shape[2]
+        self.encode = nn.Sequential(nn.Linear(pixels, width), nn.BatchNorm1d(width))
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(width, width), nn.GELU()) for _ in range(2))
+        self.decode = nn.Sequential(nn.Dropout(0.5), nn.Linear(width, pixels))
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        features = self.encode(pixels)
+        for block in self.blocks:
+            features = block(features)
+        rebuilt: Tensor = self.decode(features)
+        return rebuilt
 
 
 # --- data that are wrong ----------------------------------------------------------------------------------------------

@@ -57,19 +57,19 @@ def test_own_images_are_for_the_trainers_own_tasks(tmp_path: Path) -> None:
 
 
 def test_an_own_task_learns_from_the_trainers_own_data(tmp_path: Path) -> None:
-    own = ("--data", "digits", "--task", f"{HERE}:Pixels", "--model", f"{HERE}:rebuilding")
+    own = ("--data", "digits", "--task", f"{HERE}:Pixels", "--model", f"{HERE}:Autoencoder")
     assert train(tmp_path, *own, "--steps", "30") == 0
     losses = [line["loss"] for line in step_lines(tmp_path)]
     assert losses[-1] < losses[0]
 
 
 def test_trying_out_a_task_changes_neither_weights_nor_random_numbers() -> None:
-    flags = ("--data", "digits", "--task", f"{HERE}:Pixels", "--model", f"{HERE}:rebuilding", "--device", "cpu")
+    flags = ("--data", "digits", "--task", f"{HERE}:Pixels", "--model", f"{HERE}:Autoencoder", "--device", "cpu")
     chosen = settings(*flags)
     with PhaseSession(chosen, ALONE, 1, TrainingProgress()) as session:
         drawn = torch.rand(3)
         assert session.objective.training
-        norm = session.built.model[1]  # type: ignore[index]
+        norm = session.built.model.encode[1]  # type: ignore[union-attr,index]
         assert torch.equal(norm.running_mean, torch.zeros(8))
         with PhaseSession(chosen, ALONE, 1, TrainingProgress()):
             assert torch.equal(torch.rand(3), drawn)

@@ -115,7 +115,7 @@ def flags_of(case: Case, steps: int, base: Path) -> list[str]:
         "trained": ["--lora", "2", "--lora-modules", "c_attn,c_proj", "--weights", str(base), *SMALL_GPT2],
         "recomputed": ["--gradient-checkpointing", "operations"],
         "garbage": ["--gc-every", "3"],
-        "task": ["--data", "digits", "--task", f"{OWN}:Pixels", "--model", f"{OWN}:rebuilding"],
+        "task": ["--data", "digits", "--task", f"{OWN}:Pixels", "--model", f"{OWN}:Autoencoder"],
     }
     chosen = [flag for name, flags in options.items() if case[name] != FACTORS[name][0] for flag in flags]
     length = ["--phases", json.dumps(phases)]
@@ -148,12 +148,22 @@ def armed_clocks(world: World, output: Path, *flags: str) -> set[float]:
 
 
 ALL = cases()
-QUICK = next(case for case in ALL if (case["parallel"], case["batch"], case["trained"]) == ("fsdp", "auto", "adapters"))
+
+
+def nearest(wanted: Case) -> Case:
+    """The case with the most of these values."""
+    return max(ALL, key=lambda case: sum(case[name] == value for name, value in wanted.items()))
+
+
+QUICK = (
+    nearest({"parallel": "fsdp", "batch": "auto", "trained": "adapters"}),
+    nearest({"task": "own", "length": "epochs", "end": "done"}),
+)
 
 
 @pytest.mark.parametrize(
     "case",
-    [pytest.param(case, marks=[] if case is QUICK else [pytest.mark.long]) for case in ALL],
+    [pytest.param(case, marks=[] if case in QUICK else [pytest.mark.long]) for case in ALL],
     ids=lambda case: ", ".join(case.values()),
 )
 def test_a_run_ends_with_a_checkpoint_that_one_process_can_read(

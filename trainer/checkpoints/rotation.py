@@ -131,7 +131,7 @@ def check_fits(state: State, settings: Settings, path: Path) -> None:
     With reset_optimizer, the optimizer may differ; strategy and number of ranks always may.
     """
     # Settings that came later have their defaults.
-    saved = Settings.model_validate({}).model_dump(mode="json") | state["config"]
+    saved = {**Settings.model_validate({}).model_dump(mode="json"), **state["config"]}
     current = settings.model_dump(mode="json")
     for name in SHAPE_SETTINGS:
         if saved[name] != current[name]:
