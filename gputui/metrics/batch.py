@@ -42,7 +42,8 @@ _CLOCK_ERROR_SECONDS = 86_400.0
 EVENTS_WITH_METRICS = frozenset({
     "start", "phase", "resume", "checkpoint_rejected", "prepared", "answer", "export",
     "batch_found", "batch_reduced", "validation_batch_reduced", "sample_skipped", "validation",
-    "checkpoint", "checkpoint_failed", "checkpoint_skipped", "bottleneck", "trace", "stop", "end",
+    "checkpoint", "checkpoint_failed", "checkpoint_skipped", "gradients_checked", "gradients_differ",
+    "bottleneck", "trace", "stop", "end",
 })  # fmt: skip
 _NOT_MEASURED = NOT_METRICS | OF_EVENTS | {"epoch", "total_steps"}
 _TIME_IS_OTHER = (
