@@ -41,7 +41,9 @@ from tests.conftest import wait_until
 from tests.homes import NOW, SPEC, add_line, add_run, add_source, attempt_of, run_of
 from tests.texts import mentions
 
-RESOLVED = ResolvedRun(SPEC, POLICIES["standard"], BY_LOOK)
+# Checkpoints are looked for around the working folder: in that of `SPEC`, others' may be found.
+ELSEWHERE = replace(SPEC, workdir="/nowhere")
+RESOLVED = ResolvedRun(ELSEWHERE, POLICIES["standard"], BY_LOOK)
 
 
 class Doctored(Supervisor):
@@ -201,7 +203,8 @@ def test_a_run_ends_whatever_its_logs_hold(
 def test_a_run_ends_when_its_last_command_exited_and_not_when_that_was_examined(
     workspace: Workspace, connection: sqlite3.Connection, supervisor: Doctored, code: int
 ) -> None:
-    folder = end_one(supervisor, add_run(connection, workspace=workspace), code=code)
+    run = add_run(connection, spec=ELSEWHERE, workspace=workspace)
+    folder = end_one(supervisor, run, code=code)
     (folder / "exit.json").write_text(json.dumps({"code": code, "signal": None, "ended_at": NOW - 40}))
     wait_for_ends(supervisor)
     run = run_of(connection)
