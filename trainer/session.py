@@ -91,7 +91,8 @@ class PhaseSession:
         self.ema = Ema(trained, settings.ema) if settings.ema else None
         share = Share(self.strategy.data_rank, self.strategy.data_ranks, world.device)
         transform = self.objective.transform
-        self.feed = BatchFeed(self.data.train, transform(training=True), settings, share)
+        crops = self.objective.crops(training=True)
+        self.feed = BatchFeed(self.data.train, transform(training=True), settings, share, crops=crops)
         self.held_out = HeldOut(self.data.held_out, transform(training=False), settings, share)
         batch_size = settings.batch_size if isinstance(settings.batch_size, int) else 0
         self.batches = MicroBatches(batch_size, settings.grad_accum)

@@ -20,6 +20,13 @@ Indices = npt.NDArray[np.int64]
 # A batch: named tensors that all have the samples along their first dimension.
 Fields = dict[str, Tensor]
 
+# Random crops of images [n, crops, 4]: the area as a share of the image's, width over height, and where it is, across
+# and down, from 0 to 1.
+Crops = npt.NDArray[np.float64]
+
+# Draws the crops of the samples at these positions. Picklable.
+CropDraw = Callable[[Indices], Crops]
+
 # Turns raw fields and the positions of their samples into the task's inputs, on the CPU. Its random draws depend on
 # seed and position alone, so that a resumed run draws the same.
 Transform = Callable[[Fields, Indices], Fields]

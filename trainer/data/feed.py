@@ -24,7 +24,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from trainer.config import Settings
-from trainer.data.contract import BrokenSample, Fields, Indices, Split, Transform
+from trainer.data.contract import BrokenSample, CropDraw, Fields, Indices, Split, Transform
+from trainer.data.images import EncodedImages
 from trainer.data.order import Choice, Deal, Order, evenly, redealt
 from trainer.errors import RankError, TrainerError
 from trainer.preparing.prepare import end_with_parent
@@ -84,6 +85,7 @@ class Reader(Dataset[Fetched | str]):
         max_broken: more broken samples are an error.
         replaces: a broken sample is replaced by the next readable one by number, so that a resumed run does the same;
             else it is left out.
+        crops: draws the parts of images that are decoded.
         broken: the reasons of the broken samples, by number.
     """
 
@@ -92,6 +94,7 @@ class Reader(Dataset[Fetched | str]):
     transform: Transform
     max_broken: int
     replaces: bool = True
+    crops: CropDraw | None = None
     broken: dict[int, str] = field(default_factory=dict, init=False)
 
     def read(self, request: Request) -> Fetched:
@@ -103,7 +106,7 @@ class Reader(Dataset[Fetched | str]):
                 chosen = np.array([self._replacement(index, broken) for index in indices.tolist()], dtype=np.int64)
             rows = np.flatnonzero(chosen >= 0)
             try:
-                samples = self._read_patiently(chosen[rows]) if len(rows) else {}
+                samples = self._read_patiently(chosen[rows], request.start + rows) if len(rows) else {}
                 break
             except BrokenSample as error:
                 self.broken[error.index] = str(error)
@@ -132,10 +135,14 @@ class Reader(Dataset[Fetched | str]):
             index = (index + 1) % len(self.split)
         return index
 
-    def _read_patiently(self, indices: Indices) -> Fields:
+    def _read_patiently(self, indices: Indices, positions: Indices) -> Fields:
+        read = self.split.read
+        if self.crops is not None:
+            assert isinstance(self.split, EncodedImages)
+            read = functools.partial(self.split.read_crops, crops=self.crops(positions))
         for delay in _RETRY_SECONDS:
             try:
-                return self.split.read(indices)
+                return read(indices)
             except BrokenSample as error:
                 cause: BaseException | None = error
                 while cause is not None and not (isinstance(cause, OSError) and cause.errno in _TRANSIENT_ERRNOS):
@@ -143,7 +150,7 @@ class Reader(Dataset[Fetched | str]):
                 if cause is None:
                     raise
             time.sleep(delay)
-        return self.split.read(indices)
+        return read(indices)
 
 
 def _too_many_broken(limit: int, reason: str) -> RankError:
@@ -327,9 +334,18 @@ class BatchFeed(_Feed):
     run's state: they divide the blocks among the reading processes of all ranks.
     """
 
-    def __init__(self, split: Split, transform: Transform, settings: Settings, share: Share) -> None:
+    def __init__(
+        self,
+        split: Split,
+        transform: Transform,
+        settings: Settings,
+        share: Share,
+        *,
+        crops: CropDraw | None = None,
+    ) -> None:
         super().__init__(split, transform, settings, share)
         reader = self._reader(Order(split, settings.seed).indices, replaces=True)
+        reader.crops = crops
         self._readers = Readers(reader, settings, share.device)
         self._batches: Iterator[Fetched] = iter(())
         self._consumed = 0  # by all ranks together, where the next batch begins

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import math
 import os
-from collections.abc import Sequence
+import zlib
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +19,7 @@ import torch
 from torch import Tensor
 
 from trainer.config import Settings
-from trainer.data.contract import BrokenSample, Fields, Images, Indices, Split
+from trainer.data.contract import BrokenSample, Crops, Fields, Images, Indices, Split
 from trainer.data.files import (
     HELD_OUT_NAMES,
     Concatenation,
@@ -35,6 +39,11 @@ _MAX_PIXELS = 2**26
 _TRIED = 16  # images looked at for one that can be decoded
 
 Shape = tuple[int, int, int]  # channels, height, width
+Box = tuple[float, float, float, float]  # left, top, right and bottom in pixels of an image
+Part = Callable[[int, int], Box]  # of an image of such a width and height
+
+CROPPED_FROM = 64  # pixels; crops of smaller images lose too much, and so do their borders
+_HELD_OUT_SHARE = 0.875  # 224 of 256 pixels, as published figures of ImageNet are measured
 
 _SIDE = 32
 _RECORD_BYTES = 1 + 3 * _SIDE * _SIDE  # the class and the pixels
@@ -48,22 +57,23 @@ class UndecodableError(ValueError):
 # --- decoding ---------------------------------------------------------------------------------------------------------
 
 
-def decode(content: bytes, size: int, shape: Shape | None = None) -> Tensor:
+def decode(content: bytes, size: int, shape: Shape | None = None, part: Part | None = None) -> Tensor:
     """An image as uint8 [3, height, width], RGB; grey becomes three equal channels, transparency is dropped.
 
-    With a `size` the shorter side is resized to it and the longer one cropped evenly; 0 leaves the image as it is.
-    Orientation tags are ignored. Raises UndecodableError, also if the result has not this `shape`.
+    With a `size`, a part of the image (default: the largest square in the middle) is resized to it, once; 0 leaves the
+    image as it is. Orientation tags are ignored. Raises UndecodableError, also if the result has not this `shape`.
     """
     try:
-        from PIL import Image, ImageOps
+        from PIL import Image
 
         image: Image.Image = Image.open(io.BytesIO(content), formats=_FORMATS)
         width, height = image.size
         if width * height > _MAX_PIXELS:
             raise ValueError(f"{width} x {height} pixels are more than the {_MAX_PIXELS:,} that are allowed")
+        left, top, right, bottom = (part or middle)(width, height)
         if size:
-            # A JPEG is decoded at 1/2, 1/4 or 1/8 of its size where that is still large enough.
-            short = min(width, height)
+            # A JPEG is decoded at 1/2, 1/4 or 1/8 of its size where the part is still large enough.
+            short = min(right - left, bottom - top)
             image.draft("RGB", (math.ceil(width * size / short), math.ceil(height * size / short)))
         if image.mode.startswith("I"):  # 16 bits of grey, which a plain conversion would clip
             image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
@@ -71,7 +81,10 @@ def decode(content: bytes, size: int, shape: Shape | None = None) -> Tensor:
             image = image.convert("RGBA")
         image = image.convert("RGB")
         if size and image.size != (size, size):
-            image = ImageOps.fit(image, (size, size), Image.Resampling.BILINEAR)
+            across = image.width / width
+            down = image.height / height
+            box = (left * across, top * down, right * across, bottom * down)
+            image = image.resize((size, size), Image.Resampling.BILINEAR, box=box)
     except ImportError:
         raise TrainerError("images are decoded with Pillow: pip install 'gputui[train]'") from None
     except Exception as error:  # a decoder that is given damaged bytes may raise anything
@@ -86,6 +99,24 @@ def decode(content: bytes, size: int, shape: Shape | None = None) -> Tensor:
     return pixels
 
 
+def middle(width: int, height: int, share: float = 1.0) -> Box:
+    """The square in the middle whose side is a share of the shorter side."""
+    side = share * min(width, height)
+    left = (width - side) / 2
+    top = (height - side) / 2
+    return left, top, left + side, top + side
+
+
+def cropped(width: int, height: int, crop: npt.NDArray[np.float64]) -> Box:
+    """The part of an image that a crop (see `Crops`) is."""
+    area, ratio, across, down = crop.tolist()
+    crop_width = min(width, math.sqrt(area * width * height * ratio))
+    crop_height = min(height, math.sqrt(area * width * height / ratio))
+    left = across * (width - crop_width)
+    top = down * (height - crop_height)
+    return left, top, left + crop_width, top + crop_height
+
+
 def resize(images: Tensor, size: int) -> Tensor:
     """uint8 [n, channels, side, side] as [n, channels, size, size]: bilinear, antialiased, rounded; 0 leaves them."""
     if not size or size == images.shape[-1]:
@@ -96,10 +127,57 @@ def resize(images: Tensor, size: int) -> Tensor:
     )
 
 
+class EncodedImage(NamedTuple):
+    """An image before it is decoded, and where it is from, for messages."""
+
+    content: bytes
+    where: str
+
+
 class EncodedImages(Split):
-    """Images that are decoded when they are read. Those of another `shape` are broken."""
+    """Images that are decoded when they are read. Those of another `shape` are broken.
+
+    Attributes:
+        size: the side that images are resized to; 0: they are not.
+        middle_share: the part of the shorter side that is used where there are no crops.
+    """
 
     shape: Shape | None = None
+    size: int
+    middle_share: float
+
+    @abstractmethod
+    def encoded(self, indices: Indices) -> tuple[Sequence[EncodedImage], npt.NDArray[np.int64]]:
+        """These images and their classes. Raises BrokenSample."""
+
+    def read(self, indices: Indices) -> Fields:
+        images, labels = self.encoded(indices)
+        part = functools.partial(middle, share=self.middle_share)
+        pixels = [self._pixels(index, image, part) for index, image in zip(indices.tolist(), images, strict=True)]
+        return {"image": torch.stack(pixels), "label": torch.from_numpy(labels)}
+
+    def read_crops(self, indices: Indices, crops: Crops) -> Fields:
+        """Like `read`, but of each image the crops that are given, [n, crops, 3, size, size], and its checksum [n]."""
+        images, labels = self.encoded(indices)
+        views = []
+        for index, image, image_crops in zip(indices.tolist(), images, crops, strict=True):
+            parts = [functools.partial(cropped, crop=crop) for crop in image_crops]
+            views.append(torch.stack([self._pixels(index, image, part) for part in parts]))
+        checksums = torch.tensor([zlib.crc32(image.content) for image in images])
+        return {"image": torch.stack(views), "label": torch.from_numpy(labels), "checksum": checksums}
+
+    def _pixels(self, index: int, image: EncodedImage, part: Part) -> Tensor:
+        try:
+            return decode(image.content, self.size, self.shape, part)
+        except UndecodableError as error:
+            raise BrokenSample(index, image.where, error) from error
+
+
+def held_out_share(size: int) -> float:
+    """The part of the shorter side that held-out images of this size show."""
+    if size >= CROPPED_FROM:
+        return _HELD_OUT_SHARE
+    return 1.0
 
 
 def agree_on_shape(train: EncodedImages, held_out: EncodedImages, where: str) -> Shape:
@@ -124,25 +202,26 @@ def agree_on_shape(train: EncodedImages, held_out: EncodedImages, where: str) ->
 
 @dataclass
 class ImageFiles(EncodedImages):
-    """Image files below `root` and their classes. `size` is the side that images are resized to; 0: they are not."""
+    """Image files below `root` and their classes."""
 
     root: Path
     names: npt.NDArray[np.bytes_]  # a list of a million would take several times the memory in every reading process
     labels: npt.NDArray[np.int64]
     size: int
+    middle_share: float
 
     def __len__(self) -> int:
         return len(self.names)
 
-    def read(self, indices: Indices) -> Fields:
+    def encoded(self, indices: Indices) -> tuple[Sequence[EncodedImage], npt.NDArray[np.int64]]:
         images = []
         for index in indices.tolist():
             path = self.root / os.fsdecode(self.names[index])
             try:
-                images.append(decode(path.read_bytes(), self.size, self.shape))
-            except (OSError, UndecodableError) as error:
+                images.append(EncodedImage(path.read_bytes(), str(path)))
+            except OSError as error:
                 raise BrokenSample(index, str(path), error) from error
-        return {"image": torch.stack(images), "label": torch.from_numpy(self.labels[indices])}
+        return images, self.labels[indices]
 
 
 def folder(settings: Settings) -> Images:
@@ -169,7 +248,9 @@ def folder(settings: Settings) -> Images:
         if unknown:
             raise TrainerError(f"{root / held_out_name / unknown[0]} is a class that {root / 'train'} does not have")
         lists = [(names, labels), _list_images(root, held_out_name, classes)]
-    train, held_out = (ImageFiles(root, names, labels, settings.image_size) for names, labels in lists)
+    size = settings.image_size
+    train = ImageFiles(root, *lists[0], size, middle_share=1.0)
+    held_out = ImageFiles(root, *lists[1], size, held_out_share(size))
     if not len(train) or not len(held_out):
         raise TrainerError(
             f"{root} has {len(train)} images to train on and {len(held_out)} to validate on ({', '.join(_SUFFIXES)})"

@@ -15,7 +15,6 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from trainer.config import Settings
 from trainer.data.contract import BrokenSample, Fields, Images, Indices, Split, Text
@@ -27,7 +26,7 @@ from trainer.data.files import (
     cached_token_counts,
     require_data_dir,
 )
-from trainer.data.images import EncodedImages, UndecodableError, agree_on_shape, decode
+from trainer.data.images import EncodedImage, EncodedImages, agree_on_shape, held_out_share
 from trainer.data.text import BYTES, read_windows, window_count
 from trainer.errors import SettingsError, TrainerError, one_line
 from trainer.preparing.documents import open_parquet
@@ -251,31 +250,36 @@ _Encoded = tuple[Any, npt.NDArray[np.int64]]  # images, as a pyarrow column, and
 
 
 class ImageRows(RowGroups[_Encoded], EncodedImages):
-    """One sample per row. `size` is the side that images are resized to; 0: they are not."""
+    """One sample per row."""
 
     def __init__(
-        self, spans: Sequence[RowSpan], load: Callable[[RowSpan], _Encoded], size: int, classes: int, cache_bytes: int
+        self,
+        spans: Sequence[RowSpan],
+        load: Callable[[RowSpan], _Encoded],
+        classes: int,
+        settings: Settings,
+        *,
+        middle_share: float,
     ) -> None:
-        super().__init__(spans, [span.stop - span.start for span in spans], load, cache_bytes)
-        self._size = size
+        super().__init__(spans, [span.stop - span.start for span in spans], load, settings.cache_bytes)
+        self.size = settings.image_size
+        self.middle_share = middle_share
         self._classes = classes
 
     def bytes_of(self, content: _Encoded) -> int:
         return sum(int(column.nbytes) for column in content)
 
-    def read(self, indices: Indices) -> Fields:
-        images = [torch.empty(0)] * len(indices)
+    def encoded(self, indices: Indices) -> tuple[Sequence[EncodedImage], npt.NDArray[np.int64]]:
+        images = [EncodedImage(b"", "")] * len(indices)
         labels = np.empty(len(indices), dtype=np.int64)
         for span, (contents, classes), rows, offsets in self.groups(indices):
             labels[rows] = classes[offsets]
             for row, offset in zip(rows.tolist(), offsets.tolist(), strict=True):
-                try:
-                    if not 0 <= labels[row] < self._classes:
-                        raise UndecodableError(f"its class is none of 0 .. {self._classes - 1}")
-                    images[row] = decode(contents[offset].as_py() or b"", self._size, self.shape)
-                except UndecodableError as error:
-                    raise BrokenSample(int(indices[row]), f"{span}, row {span.start + offset}", error) from error
-        return {"image": torch.stack(images), "label": torch.from_numpy(labels)}
+                where = f"{span}, row {span.start + offset}"
+                if not 0 <= labels[row] < self._classes:
+                    raise BrokenSample(int(indices[row]), where, f"its class is none of 0 .. {self._classes - 1}")
+                images[row] = EncodedImage(contents[offset].as_py() or b"", where)
+        return images, labels
 
 
 def parquet_images(settings: Settings) -> Images:
@@ -298,10 +302,9 @@ def parquet_images(settings: Settings) -> Images:
                 f"{files.folder} has {largest} in column {label}: that is no class; name one with --label-column"
             ) from None
         classes = tuple(map(str, range(largest + 1)))
-    train, held_out = (
-        ImageRows(spans, load, settings.image_size, len(classes), settings.cache_bytes)
-        for spans in (files.train, files.held_out)
-    )
+    train = ImageRows(files.train, load, len(classes), settings, middle_share=1.0)
+    share = held_out_share(settings.image_size)
+    held_out = ImageRows(files.held_out, load, len(classes), settings, middle_share=share)
     return Images(train, held_out, agree_on_shape(train, held_out, str(files.train[0])), classes)
 
 

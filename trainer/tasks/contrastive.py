@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import zlib
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
 from trainer.config import Settings
-from trainer.data.contract import Fields, Images, Indices, Transform
+from trainer.data.contract import CropDraw, Crops, Fields, Images, Indices, Transform
 from trainer.errors import SettingsError
-from trainer.tasks.vision import Augmentation, VisionObjective, are_digits
+from trainer.tasks.vision import Augmentation, VisionObjective, are_digits, crops_decode
 from trainer.world import World
 
 CANDIDATES = 64  # about so many whatever the batch, since accuracy falls with it: runs stay comparable
@@ -44,7 +46,8 @@ class Contrastive(VisionObjective):
         _, height, width = data.shape
         natural = not are_digits(settings)
         area = 0.2 if natural else 0.5
-        self._view = Augmentation(settings.seed, height, width, smallest_area=area, flip=natural, light=0.4)
+        self._held_out_view = Augmentation(settings.seed, height, width, smallest_area=area, flip=natural, light=0.4)
+        self._view = dataclasses.replace(self._held_out_view, is_decoded=crops_decode(settings, data))
 
     def forward(self, fields: Fields) -> Tensor:
         settings = self._settings
@@ -79,22 +82,36 @@ class Contrastive(VisionObjective):
     def _embeddings(self, fields: Fields) -> Tensor:
         """Embeddings of both views of each image, fp32 [n, 2, size], of length 1; one pass of the model."""
         images = fields["image"]
-        changes = fields["changes"].flatten(0, 1)
-        views = self._view.apply(images.repeat_interleave(2, dim=0), changes)
+        if images.dim() == 4:  # whole ones, [n, channels, height, width], of which the views are yet to be made
+            images = images.unsqueeze(1).expand(-1, 2, -1, -1, -1)
+        views = self._view.apply(images.flatten(0, 1), fields["changes"].flatten(0, 1))
         embeddings: Tensor = self.model(self.pixels(views))
         return functional.normalize(embeddings.float(), dim=-1).view(len(images), 2, -1)
 
+    def crops(self, *, training: bool) -> CropDraw | None:
+        if training and self._view.is_decoded:
+            return functools.partial(_two_crops, self._view)
+        return None
+
     def transform(self, *, training: bool) -> Transform:
-        purpose = "training" if training else "held-out"
-        return functools.partial(_with_two_views, self._view, purpose)
+        if training:
+            return functools.partial(_with_two_views, self._view, "training")
+        return functools.partial(_with_two_views, self._held_out_view, "held-out")
+
+
+def _two_crops(view: Augmentation, positions: Indices) -> Crops:
+    return np.stack([view.crops(f"training view {number}", positions) for number in (1, 2)], axis=1)
 
 
 def _with_two_views(view: Augmentation, place: str, raw: Fields, positions: Indices) -> Fields:
-    """Images, the random changes [n, 2, 6] that make two views of each, and checksums [n].
+    """Images, or crops [n, 2, …] of them, the random changes [n, 2, 6] that make two views of each, and checksums [n].
 
     A batch over the end of an epoch, or equal files, may hold an image twice.
     """
-    identity = torch.tensor([zlib.crc32(image.numpy().tobytes()) for image in raw["image"]])
+    if "checksum" in raw:
+        identity = raw["checksum"]
+    else:
+        identity = torch.tensor([zlib.crc32(image.numpy().tobytes()) for image in raw["image"]])
     changes = torch.stack([view.draw(f"{place} view {number}", positions) for number in (1, 2)], dim=1)
     return {"image": raw["image"], "changes": changes, "identity": identity}
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from trainer.data.contract import Fields, Indices, Transform
+from trainer.data.contract import CropDraw, Fields, Indices, Transform
 from trainer.data.order import GAMMA, finalised
 
 
@@ -65,6 +65,10 @@ class Objective(nn.Module):
     def transform(self, *, training: bool) -> Transform:
         """From raw samples to the fields that `forward` and `measure` take; picklable."""
         return _as_they_are
+
+    def crops(self, *, training: bool) -> CropDraw | None:
+        """The crops of images that are decoded when they are read, by position; None: the images as a whole."""
+        return None
 
     def flops_per_sample(self) -> float | None:
         """Operations of forward and backward for a sample; None: unknown. Ask before the model is spread over ranks."""

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from trainer.config import Settings
-from trainer.data.contract import Fields, Images, Indices, Transform
+from trainer.data.contract import CropDraw, Crops, Fields, Images, Indices, Transform
+from trainer.data.images import CROPPED_FROM, EncodedImages
 from trainer.models import flops_per_sample
 from trainer.tasks.objective import Objective, uniform
 
@@ -23,13 +24,17 @@ _CIFAR10: _Constants = ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
 _IMAGENET: _Constants = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 _GREY: _Constants = ((0.449,), (0.226,))  # the means of ImageNet's
 
-_SMALL_SIDE = 64  # pixels; below that a crop that is enlarged again loses too much
 _TOP_5_FROM = 11  # classes; with fewer it says little
 
 
 def are_digits(settings: Settings) -> bool:
     """Their black stays 0, little of them is left by a crop, and a mirrored one is another sign, or none."""
     return settings.data in ("auto", "digits")
+
+
+def crops_decode(settings: Settings, data: Images) -> bool:
+    """Return whether crops are made when images are decoded: those that are resized anyway, out of more pixels."""
+    return isinstance(data.train, EncodedImages) and settings.image_size >= CROPPED_FROM
 
 
 class Pixels(nn.Module):
@@ -64,6 +69,7 @@ class Augmentation:
         height: of the images, in pixels.
         width: of the images, in pixels.
         smallest_area: a part of at least this share of the image is enlarged to all of it; None to move the image.
+        is_decoded: that part is all that was decoded: only the other changes are left to make.
         padding: the most whole pixels that it is then moved each way, with black coming in.
         flip: half of the images are mirrored.
         light: contrast and brightness change by factors between 1 - light and 1 + light.
@@ -73,9 +79,17 @@ class Augmentation:
     height: int
     width: int
     smallest_area: float | None = None
+    is_decoded: bool = False
     padding: int = 0
     flip: bool = False
     light: float = 0.0
+
+    def crops(self, purpose: str, positions: Indices) -> Crops:
+        """The parts of the images at these positions that are enlarged, [n, 4]."""
+        area, ratio, across, down, *_ = uniform(self.seed, purpose, positions, 7).T
+        assert self.smallest_area is not None
+        share = self.smallest_area + (1 - self.smallest_area) * area
+        return np.stack([share, np.exp(np.log(4 / 3) * (2 * ratio - 1)), across, down], axis=1)
 
     def draw(self, purpose: str, positions: Indices) -> Tensor:
         """The changes of the images at these positions, fp32 [n, 6].
@@ -83,14 +97,16 @@ class Augmentation:
         Horizontal factor and shift, vertical factor and shift (a point at x of the new image, from -1 to 1, is at
         factor * x + shift of the old one), contrast, brightness.
         """
-        area, ratio, across, down, side, contrast, brightness = uniform(self.seed, purpose, positions, 7).T
-        if self.smallest_area is None:
-            x_factor = y_factor = np.ones_like(area)
+        *_, across, down, side, contrast, brightness = uniform(self.seed, purpose, positions, 7).T
+        if self.is_decoded:
+            x_factor = y_factor = np.ones_like(side)
+            x_shift = y_shift = np.zeros_like(side)
+        elif self.smallest_area is None:
+            x_factor = y_factor = np.ones_like(side)
             x_shift = np.floor(across * (2 * self.padding + 1) - self.padding) * 2 / self.width
             y_shift = np.floor(down * (2 * self.padding + 1) - self.padding) * 2 / self.height
         else:
-            share = self.smallest_area + (1 - self.smallest_area) * area
-            shape = np.exp(np.log(4 / 3) * (2 * ratio - 1))
+            share, shape, across, down = self.crops(purpose, positions).T
             x_factor, y_factor = (np.minimum(1, np.sqrt(share * factor)) for factor in (shape, 1 / shape))
             x_shift = (1 - x_factor) * (2 * across - 1)
             y_shift = (1 - y_factor) * (2 * down - 1)
@@ -148,8 +164,8 @@ class Classification(VisionObjective):
         _, height, width = data.shape
         shorter = min(height, width)
         crop: dict[str, Any] = {"padding": max(1, shorter // 8)}
-        if shorter >= _SMALL_SIDE:
-            crop = {"smallest_area": 0.08}
+        if shorter >= CROPPED_FROM:
+            crop = {"smallest_area": 0.08, "is_decoded": crops_decode(settings, data)}
         self._augmentation: Augmentation | None = None
         if settings.augment:
             self._augmentation = Augmentation(settings.seed, height, width, flip=not are_digits(settings), **crop)
@@ -177,13 +193,25 @@ class Classification(VisionObjective):
             sums["top5_accuracy"] = (logits.topk(5).indices == labels.unsqueeze(-1)).sum()
         return sums
 
+    def crops(self, *, training: bool) -> CropDraw | None:
+        if training and self._augmentation is not None and self._augmentation.is_decoded:
+            return functools.partial(_one_crop, self._augmentation)
+        return None
+
     def transform(self, *, training: bool) -> Transform:
         augmentation = self._augmentation if training else None
         return functools.partial(_with_changes, augmentation)
 
 
+def _one_crop(augmentation: Augmentation, positions: Indices) -> Crops:
+    return augmentation.crops("training", positions)[:, np.newaxis]
+
+
 def _with_changes(augmentation: Augmentation | None, raw: Fields, positions: Indices) -> Fields:
     """Images and labels as they are, and with augmentation the random changes [n, 6] of the images."""
-    if augmentation:
-        return {**raw, "changes": augmentation.draw("training", positions)}
-    return raw
+    if augmentation is None:
+        return raw
+    images = raw["image"]
+    if augmentation.is_decoded:
+        images = images.squeeze(1)
+    return {"image": images, "label": raw["label"], "changes": augmentation.draw("training", positions)}
