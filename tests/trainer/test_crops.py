@@ -24,7 +24,7 @@ from trainer.checkpoints import load
 from trainer.config import Settings
 from trainer.data.contract import Images
 from trainer.data.feed import BatchFeed, Share
-from trainer.data.images import EncodedImages, cropped, decode
+from trainer.data.images import Box, EncodedImages, cropped, decode
 from trainer.tasks import build_objective
 from trainer.tasks.objective import Objective
 
@@ -91,22 +91,21 @@ def batches(data: Images, objective: Objective, *, first: int, count: int, worke
 def test_a_crop_lies_in_the_image_and_has_the_area_that_was_drawn(
     width: int, height: int, area: float, ratio: float, across: float, down: float
 ) -> None:
-    left, top, right, bottom = cropped(width, height, np.array([area, ratio, across, down]))
-    assert -1e-9 <= left < right <= width * (1 + 1e-12)
-    assert -1e-9 <= top < bottom <= height * (1 + 1e-12)
-    if right - left < width and bottom - top < height:
-        assert (right - left) * (bottom - top) == pytest.approx(area * width * height)
-        assert (right - left) / (bottom - top) == pytest.approx(ratio)
+    box = cropped(width, height, np.array([area, ratio, across, down]))
+    assert min(box.x, box.y) >= 0
+    assert box.x + box.width <= width * (1 + 1e-12)
+    assert box.y + box.height <= height * (1 + 1e-12)
+    if box.width < width and box.height < height:
+        assert box.width * box.height == pytest.approx(area * width * height)
+        assert box.width / box.height == pytest.approx(ratio)
 
 
 def test_a_crop_has_the_detail_of_the_file() -> None:
     content = encoded(stripes(640, 480), "PNG")
     side = math.sqrt(0.08 * 640 * 480)  # 157 pixels, shown on 224
 
-    def part(width: int, height: int) -> tuple[float, float, float, float]:
-        return 100.0, 100.0, 100 + side, 100 + side
-
-    assert decode(content, 224, part=part).float().std() > 100
+    box = Box(100.0, 100.0, side, side)
+    assert decode(content, 224, part=lambda *_: box).float().std() > 100
     assert decode(content, 224).float().std() < 50, "a whole image of this size has lost it"
 
 
@@ -114,7 +113,7 @@ def test_a_crop_has_the_detail_of_the_file() -> None:
 @pytest.mark.parametrize("width", [40, 200, 1800])  # a JPEG of the last is decoded at a part of its size
 def test_a_crop_shows_the_part_that_was_drawn(kind: str, width: int) -> None:
     content = encoded(gradient(width, 300), kind)
-    box = (0.25 * width, 30.0, 0.75 * width, 90.0)
+    box = Box(0.25 * width, 30.0, 0.5 * width, 60.0)
     pixels = decode(content, SIZE, part=lambda *_: box).float()
     centres = (torch.arange(SIZE) + 0.5) / SIZE
     assert (pixels[0].mean(0) - 255 * (0.25 + 0.5 * centres)).abs().max() < 8

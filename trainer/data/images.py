@@ -39,15 +39,25 @@ _MAX_PIXELS = 2**26
 _TRIED = 16  # images looked at for one that can be decoded
 
 Shape = tuple[int, int, int]  # channels, height, width
-Box = tuple[float, float, float, float]  # left, top, right and bottom in pixels of an image
-Part = Callable[[int, int], Box]  # of an image of such a width and height
-
 CROPPED_FROM = 64  # pixels; crops of smaller images lose too much, and so do their borders
 _HELD_OUT_SHARE = 0.875  # 224 of 256 pixels, as published figures of ImageNet are measured
 
 _SIDE = 32
 _RECORD_BYTES = 1 + 3 * _SIDE * _SIDE  # the class and the pixels
 _CLASSES = 10
+
+
+class Box(NamedTuple):
+    """A part of an image, in pixels from its upper left corner."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+
+
+# The part of an image of such a width and height.
+Part = Callable[[int, int], Box]
 
 
 class UndecodableError(ValueError):
@@ -70,10 +80,10 @@ def decode(content: bytes, size: int, shape: Shape | None = None, part: Part | N
         width, height = image.size
         if width * height > _MAX_PIXELS:
             raise ValueError(f"{width} x {height} pixels are more than the {_MAX_PIXELS:,} that are allowed")
-        left, top, right, bottom = (part or middle)(width, height)
+        box = (part or middle)(width, height)
         if size:
             # A JPEG is decoded at 1/2, 1/4 or 1/8 of its size where the part is still large enough.
-            short = min(right - left, bottom - top)
+            short = min(box.width, box.height)
             image.draft("RGB", (math.ceil(width * size / short), math.ceil(height * size / short)))
         if image.mode.startswith("I"):  # 16 bits of grey, which a plain conversion would clip
             image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
@@ -83,8 +93,9 @@ def decode(content: bytes, size: int, shape: Shape | None = None, part: Part | N
         if size and image.size != (size, size):
             across = image.width / width
             down = image.height / height
-            box = (left * across, top * down, right * across, bottom * down)
-            image = image.resize((size, size), Image.Resampling.BILINEAR, box=box)
+            end = ((box.x + box.width) * across, (box.y + box.height) * down)
+            corners = (box.x * across, box.y * down, *end)
+            image = image.resize((size, size), Image.Resampling.BILINEAR, box=corners)
     except ImportError:
         raise TrainerError("images are decoded with Pillow: pip install 'gputui[train]'") from None
     except Exception as error:  # a decoder that is given damaged bytes may raise anything
@@ -102,9 +113,7 @@ def decode(content: bytes, size: int, shape: Shape | None = None, part: Part | N
 def middle(width: int, height: int, share: float = 1.0) -> Box:
     """The square in the middle whose side is a share of the shorter side."""
     side = share * min(width, height)
-    left = (width - side) / 2
-    top = (height - side) / 2
-    return left, top, left + side, top + side
+    return Box((width - side) / 2, (height - side) / 2, side, side)
 
 
 def cropped(width: int, height: int, crop: npt.NDArray[np.float64]) -> Box:
@@ -112,9 +121,7 @@ def cropped(width: int, height: int, crop: npt.NDArray[np.float64]) -> Box:
     area, ratio, across, down = crop.tolist()
     crop_width = min(width, math.sqrt(area * width * height * ratio))
     crop_height = min(height, math.sqrt(area * width * height / ratio))
-    left = across * (width - crop_width)
-    top = down * (height - crop_height)
-    return left, top, left + crop_width, top + crop_height
+    return Box(across * (width - crop_width), down * (height - crop_height), crop_width, crop_height)
 
 
 def resize(images: Tensor, size: int) -> Tensor:
