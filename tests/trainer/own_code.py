@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.trainer.splits import Rows
-from trainer.data import Images, Samples, Split, TensorSplit, Text
+from trainer.data import BrokenSample, Images, Samples, Split, TensorSplit, Text
 from trainer.data.contract import Fields, Indices
 from trainer.tasks import Objective
 
@@ -90,6 +90,21 @@ class Autoencoder(nn.Module):
             features = block(features)
         rebuilt: Tensor = self.decode(features)
         return rebuilt
+
+
+class FirstIsTorn(TensorSplit):
+    """A table whose first row cannot be read."""
+
+    def read(self, indices: Indices) -> Fields:
+        if 0 in indices:
+            raise BrokenSample(0, "row 0", "it is torn")
+        return super().read(indices)
+
+
+def torn() -> Samples:
+    whole = table()
+    assert isinstance(whole.train, TensorSplit)
+    return Samples(FirstIsTorn(whole.train.fields), whole.held_out, whole.facts)
 
 
 # --- data that are wrong ----------------------------------------------------------------------------------------------

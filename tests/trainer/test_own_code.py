@@ -63,6 +63,14 @@ def test_an_own_task_learns_from_the_trainers_own_data(tmp_path: Path) -> None:
     assert losses[-1] < losses[0]
 
 
+def test_a_first_sample_that_is_broken_is_replaced_as_any_other(tmp_path: Path) -> None:
+    own = ("--data", f"{HERE}:torn", *REGRESSION[2:])
+    with PhaseSession(settings(*own), ALONE, 1, TrainingProgress()) as session:
+        assert session.objective.training
+    assert train(tmp_path, *own, "--steps", "12") == 0
+    assert [event["rank"] for event in events(tmp_path, "sample_skipped")] == [0]
+
+
 def test_trying_out_a_task_changes_neither_weights_nor_random_numbers() -> None:
     flags = ("--data", "digits", "--task", f"{HERE}:Pixels", "--model", f"{HERE}:Autoencoder", "--device", "cpu")
     chosen = settings(*flags)

@@ -40,17 +40,18 @@ def try_out(
 ) -> None:
     """Compute the loss and the measures of the first samples. Weights, buffers and random state stay as they are.
 
-    With sharded weights this is collective, and no gradients may be computed. Raises SettingsError.
+    Samples that cannot be read tell nothing. With sharded weights this is collective, and no gradients may be
+    computed. Raises SettingsError.
     """
     name = settings.task
     positions = np.arange(min(_TRIED, len(data.train)))
+    try:
+        raw = data.train.read(positions)
+    except BrokenSample:  # it is replaced in training
+        return
     objective.eval()
     devices = [device] if device.type == "cuda" else []
     with explained("task", name, "its loss cannot be computed"), torch.random.fork_rng(devices=devices):
-        try:
-            raw = data.train.read(positions)
-        except BrokenSample:  # it is replaced in training
-            return
         fields = objective.transform(training=True)(raw, positions)
         on_device = {key: tensor.to(device) for key, tensor in fields.items()}
         with torch.compiler.set_stance("force_eager"), torch.set_grad_enabled(with_gradients):
