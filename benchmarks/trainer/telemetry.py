@@ -20,12 +20,11 @@ from typing import Any, cast
 
 import torch
 
-from trainer.checkpoints import Checkpointer
 from trainer.config import Settings, from_arguments
 from trainer.faults import Injector
-from trainer.loop import Loop
 from trainer.session import PhaseSession, TrainingProgress
 from trainer.signals import Signals
+from trainer.stepping import Stepper
 from trainer.telemetry.telemetry import Telemetry
 from trainer.world import World
 
@@ -72,13 +71,13 @@ def measure(settings: Settings) -> dict[str, Any]:
     with Signals(60) as signals, PhaseSession(settings, world, 1, TrainingProgress()) as session:
         telemetry.enter(settings, world, settings.steps)
         faults = Injector((), 0, settings.output_dir)
-        loop = Loop(session, telemetry, Checkpointer(settings, world), signals, faults)
+        stepper = Stepper(session, telemetry, signals, faults)
         session.set_batches(session.batches)
         for step in range(1, settings.steps + 1):
-            loop.telemetry = cast(Telemetry, counted if step % 2 else Silent())
+            stepper.telemetry = stepper.results.telemetry = cast(Telemetry, counted if step % 2 else Silent())
             before = time.process_time()
             counted.seconds = 0.0
-            loop.step()
+            stepper.step()
             if step > _WARM_STEPS:
                 spent += [counted.seconds] if step % 2 else []
                 without += [] if step % 2 else [time.process_time() - before]

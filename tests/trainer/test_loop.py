@@ -24,9 +24,9 @@ from tests.trainer.running import checkpoints, events, lines, settings, step_lin
 from trainer.checkpoints import files
 from trainer.data.contract import Fields
 from trainer.data.feed import HeldOut
-from trainer.loop import Loop
 from trainer.optim import set_learning_rate
 from trainer.session import PhaseSession, TrainingProgress
+from trainer.stepping import Stepper
 
 pytestmark = pytest.mark.filterwarnings("ignore:Unable to enable fault handler")  # stderr is captured
 
@@ -246,16 +246,16 @@ def test_a_stop_signal_leaves_a_checkpoint_and_exit_code_0(tmp_path: Path) -> No
 @table("moment", ["before the ranks agree", "after it"])
 def test_usr1_saves_and_goes_on(moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     method = "gradients" if moment == "before the ranks agree" else "update"
-    original = getattr(Loop, method)
+    original = getattr(Stepper, method)
     calls: list[int] = []
     send = send_once(signal.SIGUSR1, lambda: len(calls) == 3)
 
-    def counted(loop: Loop, *arguments: Any, **options: Any) -> Any:
+    def counted(stepper: Stepper, *arguments: Any, **options: Any) -> Any:
         calls.append(1)
         send()
-        return original(loop, *arguments, **options)
+        return original(stepper, *arguments, **options)
 
-    monkeypatch.setattr(Loop, method, counted)
+    monkeypatch.setattr(Stepper, method, counted)
     assert train(tmp_path, "--steps", "30", "--checkpoint-every", "0") == 0
     step = 3 if method == "gradients" else 4
     assert [event["step"] for event in events(tmp_path, "checkpoint")] == [step, 30]
@@ -291,9 +291,9 @@ def test_a_small_language_model_learns(tmp_path: Path) -> None:
 def test_garbage_is_looked_for_at_the_given_steps_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     collected: list[int] = []
     at = {"step": 0}
-    step = Loop.step
+    step = Stepper.step
 
-    def counted(self: Loop) -> tuple[bool, bool]:
+    def counted(self: Stepper) -> tuple[bool, bool]:
         at["step"] = self.progress.step + 1
         assert not gc.isenabled()
         assert gc.get_freeze_count() > 10_000
@@ -305,7 +305,7 @@ def test_garbage_is_looked_for_at_the_given_steps_alone(tmp_path: Path, monkeypa
         if phase == "start" and at["step"]:
             collected.append(at["step"])
 
-    monkeypatch.setattr(Loop, "step", counted)
+    monkeypatch.setattr(Stepper, "step", counted)
     gc.callbacks.append(note)
     try:
         steps = ("--steps", "7", "--validate-every", "0", "--checkpoint-every", "0")
