@@ -149,7 +149,7 @@ class Stepper:
                 raise
         # After the except block: the error's traceback keeps the activations alive.
         strategy.settle()
-        return Accumulated(None, weight, self.begin_vote(None))
+        return Accumulated(loss=None, weight=weight, votes=self.begin_vote(loss=None))
 
     def begin_vote(self, loss: Tensor | None) -> Callable[[], Votes]:
         """Begin the only all-reduce of a step besides the gradients. It must not wait for a GPU."""
