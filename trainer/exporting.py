@@ -94,13 +94,16 @@ def _clean_config(network: Any) -> Any:
 class Restored:
     """A network of transformers with the weights of a checkpoint, or peft's model around one with its adapters.
 
-    `folder` has its description.
+    Attributes:
+        folder: has its description.
+        has_adapters: whether adapters were trained; they may be merged.
     """
 
     network: Any
     folder: Path
     checkpoint: Path
     step: int
+    has_adapters: bool
 
     def tokenizer(self) -> Tokenizer:
         """Load the model's tokenizer. Raises TrainerError if there is none in the description."""
@@ -130,7 +133,8 @@ def restore(source: Path, weights: Weights = "last", *, merge: bool = True) -> R
     except Exception as error:  # networks raise many types here
         reason = one_line(error)[:_MAX_REASON]
         raise TrainerError(f"{checkpoint} is not of the model that {folder} describes: {reason}") from None
-    return Restored(network, folder, checkpoint, state["step"])
+    has_adapters = bool(state["config"].get("lora"))  # checkpoints from before there were adapters do not say
+    return Restored(network, folder, checkpoint, state["step"], has_adapters)
 
 
 def _find_checkpoint(source: Path, weights: Weights) -> Path:
@@ -201,13 +205,15 @@ def export(source: Path, out: Path, weights: Weights = "last", *, merge: bool = 
     """
     require_replaceable(out)
     restored = restore(source, weights, merge=merge)
+    if merge and not restored.has_adapters:
+        raise SettingsError(f"{source} has no adapters to merge: leave --merge out")
     load_transformers().utils.logging.disable_progress_bar()
     fresh = out.with_name(f".{out.name}.new")
     former = out.with_name(f".{out.name}.former")
     try:
         for leftover in (fresh, former):  # of a killed process
             shutil.rmtree(leftover, ignore_errors=True)
-        if hasattr(restored.network, "merge_and_unload"):
+        if restored.has_adapters and not merge:
             restored.network.save_pretrained(fresh, save_embedding_layers=False)  # they are not trained
         else:
             restored.network.save_pretrained(fresh)

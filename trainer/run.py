@@ -31,6 +31,7 @@ from trainer.errors import CheckpointError, SettingsError, one_line
 from trainer.exporting import describe, export, require_exportable, require_replaceable
 from trainer.faults import Injector
 from trainer.loop import Loop, PhaseEnd
+from trainer.models.weights import name_in_files
 from trainer.parallel.build import check
 from trainer.precision import release_memory, snapshot_at_out_of_memory
 from trainer.preparing import PreparationPlan, Prepared, prepare
@@ -289,8 +290,9 @@ class Run:
         trained = sum(parameter.numel() for parameter in session.strategy.names if parameter.requires_grad)
         if trained < session.facts.parameters:
             self.telemetry.say(f"trains {trained:,} of {session.facts.parameters:,} parameters; the others are frozen")
-        if fresh := session.built.fresh:
-            self.telemetry.say(f"not in {settings.weights}, so they start fresh: {', '.join(fresh)}")
+        if session.built.fresh:
+            fresh = ", ".join(name_in_files(session.built.model, name) for name in session.built.fresh)
+            self.telemetry.say(f"not in {settings.weights}, so they start fresh: {fresh}")
         if session.mixes_documents:
             self.telemetry.say(f"{session.built.name}: attention reaches over documents' ends")
 

@@ -230,13 +230,18 @@ def test_a_head_that_the_weights_lack_is_trained_beside_the_adapters(tmp_path: P
     assert all(parameter.grad is not None for parameter in built.model.parameters() if parameter.requires_grad)
 
 
-def test_only_chosen_parameters_change_and_the_export_is_the_whole_model(base: Path, tmp_path: Path) -> None:
-    flags = [*SMALL_RUN, "--weights", str(base), "--train-only", r"layers\.1\.", "--export", "last"]
+def test_only_chosen_parameters_change_and_the_export_is_the_whole_model(
+    base: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    flags = [*SMALL_RUN, "--weights", str(base), "--train-only", r"^model\.layers\.1\.", "--export", "last"]
     assert train(tmp_path, *flags, "--precision", "bf16") == 0
     before: Any = transformers.LlamaForCausalLM.from_pretrained(base).state_dict()
     after: Any = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "hf").state_dict()
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     assert changed == {name for name in before if "layers.1." in name}
+    assert main(["export", str(tmp_path), "--merge"]) == 2
+    assert "no adapters to merge" in capfd.readouterr().err
+    assert not (tmp_path / "hf-merged").exists()
 
 
 def test_blocks_without_a_trained_parameter_are_the_same_however_ranks_share_the_model(

@@ -20,7 +20,7 @@ from torch import nn
 from trainer.config import Settings
 from trainer.config.schema import did_you_mean
 from trainer.errors import SettingsError, one_line
-from trainer.models.weights import network_of
+from trainer.models.weights import name_in_files, network_of
 
 
 def choose_trained(model: nn.Module, settings: Settings, fresh: Collection[str]) -> frozenset[str]:
@@ -119,7 +119,9 @@ def _outermost(fresh: Iterable[str], base: str) -> list[str]:
 
 
 def _freeze_all_but(model: nn.Module, pattern: str) -> None:
-    trainable = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    trainable = {
+        name_in_files(model, name): parameter for name, parameter in model.named_parameters() if parameter.requires_grad
+    }
     names = list(trainable)
     if not any(re.search(pattern, name) for name in names):
         parts = {part for name in names for part in name.split(".")}

@@ -98,6 +98,12 @@ def network_of(model: nn.Module) -> tuple[nn.Module, str]:
     return model, prefix
 
 
+def name_in_files(model: nn.Module, name: str) -> str:
+    """The name that files and people know a parameter of the model by."""
+    _, prefix = network_of(model)
+    return name.removeprefix(prefix)
+
+
 @dataclass(frozen=True)
 class BaseWeights:
     """A folder of weights that checkpoints build on, and the SHA-256 of what is in its files."""
