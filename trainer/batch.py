@@ -54,11 +54,11 @@ class Probe:
     base_bytes: int = 0
 
 
-def find_batch(probe: Callable[[int], Probe | None], limit: int, world: World) -> int:
+def find_batch(probe: Callable[[int], Probe | None], limit: int, world: World, *, first: int = 1) -> int:
     """The largest micro batch that fits on every rank, to within an eighth, up to `limit` (collective).
 
-    `probe` trains a step with a batch size and returns its memory; None if it ran out. The size doubles from 1; then
-    the gap is halved. A size is not tried if linear extrapolation of the last two predicts a peak above `USABLE`,
+    `probe` trains a step with a batch size and returns its memory; None if it ran out. The size doubles from `first`;
+    then the gap is halved. A size is not tried if linear extrapolation of the last two predicts a peak above `USABLE`,
     because a rank that runs out of memory inside a collective of FSDP leaves the others waiting.
     Raises TrainerError if not even one sample fits.
     """
@@ -67,7 +67,7 @@ def find_batch(probe: Callable[[int], Probe | None], limit: int, world: World) -
     points: list[tuple[int, float]] = []  # batch size and share of memory of the last two that fit
     while too_large - best > max(1, best // 8):
         if too_large > limit:
-            size = min(max(1, 2 * best), limit)
+            size = min(max(first, 2 * best), limit)
         else:
             size = (best + too_large) // 2
         is_likely = _forecast(points, size) <= USABLE

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 
 import torch
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from trainer.batch import MicroBatches, Probe, find_batch
 from trainer.checkpoints import parts_on_host, shared_state
@@ -23,9 +24,12 @@ def largest_batch(stepper: Stepper) -> int:
     state = shared_state(parts_on_host(session.state(), world), world, settings.checkpoint_dir)
     batches = session.batches
     probe = functools.partial(_probe, stepper)
+    first = 1
+    if any(isinstance(module, _BatchNorm) for module in session.objective.model.modules()):
+        first = min(2, settings.max_batch_size)  # one sample may have no statistics, which torch refuses
     # Memory must be measured with the optimizer's state, which the first step creates.
-    probe(1)
-    batch_size = find_batch(probe, settings.max_batch_size, world)
+    probe(first)
+    batch_size = find_batch(probe, settings.max_batch_size, world, first=first)
     session.strategy.load_optimizer_state({})
     session.load(state)
     session.batches = batches

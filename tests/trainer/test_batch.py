@@ -71,6 +71,10 @@ def test_running_out_halves_the_gap() -> None:
 
     assert find_batch(probe, 64, ALONE) == 20
     assert tried == [1, 2, 4, 8, 16, 32, 24, 20, 22]
+    tried.clear()
+    assert find_batch(probe, 64, ALONE, first=2) == 20
+    assert tried == [2, 4, 8, 16, 32, 24, 20, 22]
+    assert find_batch(lambda size: Probe(GIB, GIB * 100) if size == 1 else None, 64, ALONE, first=2) == 1
     with pytest.raises(TrainerError, match=r"^--batch-size auto: not even one sample fits into memory; try "):
         find_batch(lambda size: None, 64, ALONE)
 

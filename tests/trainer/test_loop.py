@@ -288,6 +288,14 @@ def test_a_small_language_model_learns(tmp_path: Path) -> None:
     assert 1 < events(tmp_path, "end")[0]["test_perplexity"] < math.exp(4)
 
 
+def test_the_search_for_a_batch_begins_with_two_samples_for_batch_statistics(tmp_path: Path) -> None:
+    code = "tests.trainer.own_code"
+    flags = ["--data", "digits", "--task", f"{code}:Pixels", "--model", f"{code}:Autoencoder", "--steps", "2"]
+    assert train(tmp_path, *flags, "--batch-size", "auto", "--max-batch-size", "4") == 0
+    [event] = events(tmp_path, "batch_found")
+    assert event["batch_size"] == 4
+
+
 def test_garbage_is_looked_for_at_the_given_steps_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     collected: list[int] = []
     at = {"step": 0}
