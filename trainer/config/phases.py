@@ -130,22 +130,11 @@ def _override(settings: Settings, index: int, key: str) -> Any:
     if isinstance(run_value, bool) or not isinstance(run_value, int | float):
         problem = f"{key} {value} is a share of a number, but the run's own is {run_value}"
         raise PhaseError(settings, index, key, problem)
-    return _share_of(key, run_value, share)
-
-
-def _share_of(key: str, run_value: int | float, share: float) -> int | float:
-    """A share of a setting's number; of a whole number the nearest whole one that the setting allows."""
     if isinstance(run_value, float):
         return share * run_value
-    nearest = math.floor(share * run_value + 0.5)
-    return max(_least(key), nearest)
-
-
-def _least(key: str) -> int:
-    """The least value of a setting that is a whole number."""
-    if key == "batch_size":
-        return 1  # the schema has its limit elsewhere, as it may also be a word
-    return next(int(limit.ge) for limit in Settings.model_fields[key].metadata if hasattr(limit, "ge"))
+    # The schema has no limit of `batch_size` here, as it may also be a word.
+    least = next((int(limit.ge) for limit in Settings.model_fields[key].metadata if hasattr(limit, "ge")), 1)
+    return max(least, math.floor(share * run_value + 0.5))
 
 
 def _share(value: Any) -> float | None:
