@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import torch
 
+from trainer.config.lengths import largest_divisor
 from trainer.errors import TrainerError
 from trainer.world import World
 
@@ -40,9 +41,11 @@ class MicroBatches(NamedTuple):
 
     def smaller(self) -> MicroBatches | None:
         """The same samples in the largest micro batches of at most three quarters of the size; None for size 1."""
+        if self.size < 2:
+            return None
         samples = self.size * self.per_step
-        sizes = (size for size in range(self.size * 3 // 4, 0, -1) if samples % size == 0)
-        return next((MicroBatches(size, samples // size) for size in sizes), None)
+        size = largest_divisor(samples, self.size * 3 // 4)
+        return MicroBatches(size, samples // size)
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from trainer.config import Settings
+from trainer.config.lengths import largest_divisor
 from trainer.config.schema import did_you_mean, is_own
 from trainer.data.contract import Data, Images, Samples, Text
 from trainer.errors import SettingsError
@@ -249,7 +251,8 @@ def _vision(settings: Settings, data: Images) -> nn.Module:
         if isinstance(patch_option, int) and patch_option > 0:
             patch = patch_option
         else:
-            patch = _patch_size(height, width)
+            # Up to 16 pixels, with 7 patches along the shorter side.
+            patch = largest_divisor(math.gcd(height, width), max(1, min(16, height // 7, width // 7)))
         if height % patch or width % patch or (height // patch) * (width // patch) > _MOST_PATCHES:
             raise SettingsError(f"vit-b16: patches of {patch} do not suit {height}x{width}; set another image_size")
         facts |= {"image_size": height if height == width else [height, width], "patch_size": patch}
@@ -276,9 +279,3 @@ def _small_image_resnet() -> Any:
             stem.pooler = nn.Identity()
 
     return SmallImageResNet
-
-
-def _patch_size(height: int, width: int) -> int:
-    """The largest patch up to 16 pixels that divides both sides and leaves 7 along the shorter one; at least 1."""
-    sizes = (size for size in range(min(16, height // 7, width // 7), 1, -1) if not (height % size or width % size))
-    return next(sizes, 1)
