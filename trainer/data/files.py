@@ -26,6 +26,7 @@ _COUNTING_THREADS = 4  # enough for one disk's queue
 
 # Names, or starts of names, of folders and files with held-out samples, in the order of precedence.
 HELD_OUT_NAMES = ("val", "validation", "test")
+HELD_OUT_ONE_IN = 10  # the usual tenth where a data set has no split of its own
 
 
 def require_data_dir(settings: Settings, expected: str, *, allow_file: bool = False) -> Path:

@@ -22,6 +22,7 @@ from trainer.config import Settings
 from trainer.data.contract import BrokenSample, Crops, Fields, Images, Indices, Split
 from trainer.data.files import (
     HELD_OUT_NAMES,
+    HELD_OUT_ONE_IN,
     Concatenation,
     MappedArray,
     grouped,
@@ -33,7 +34,6 @@ from trainer.preparing.documents import files_below
 
 _FORMATS = ("BMP", "JPEG", "PNG", "WEBP")
 _SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
-_HELD_OUT_ONE_IN = 10  # the usual tenth where a data set has no split of its own
 # Larger images are refused before they are decoded: a few kilobytes can unfold to gigabytes of pixels.
 _MAX_PIXELS = 2**26
 _TRIED = 16  # images looked at for one that can be decoded
@@ -246,7 +246,7 @@ def folder(settings: Settings) -> Images:
     if held_out_name is None:
         # Of two or more names at least one is held out, and never all.
         hashes = name_hashes(names)
-        is_held_out = hashes % _HELD_OUT_ONE_IN == 0
+        is_held_out = hashes % HELD_OUT_ONE_IN == 0
         if len(names) > 1 and (is_held_out.all() or not is_held_out.any()):
             is_held_out = np.arange(len(names)) == hashes.argmin()
         lists = [(names[~is_held_out], labels[~is_held_out]), (names[is_held_out], labels[is_held_out])]

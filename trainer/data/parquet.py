@@ -20,6 +20,7 @@ from trainer.config import Settings
 from trainer.data.contract import BrokenSample, Fields, Images, Indices, Split, Text
 from trainer.data.files import (
     HELD_OUT_NAMES,
+    HELD_OUT_ONE_IN,
     Concatenation,
     SamplesOfPart,
     TokenCount,
@@ -31,7 +32,6 @@ from trainer.data.text import BYTES, read_windows, window_count
 from trainer.errors import SettingsError, TrainerError, one_line
 from trainer.preparing.documents import open_parquet
 
-_HELD_OUT_ONE_IN = 10  # the usual tenth where a data set has no split of its own
 _PREFETCHED = 2
 _LEAST_CACHED = 3  # decoded row groups: more than _PREFETCHED, so that prefetching never evicts the group in use
 _MAX_CLASSES = 1_000_000  # a larger number is an id, not a class
@@ -136,26 +136,16 @@ def layout(settings: Settings) -> ParquetLayout:
         spans[path] = [RowSpan(path, group, 0, count) for group, count in enumerate(rows) if count]
     train_spans = [span for path in train for span in spans[path]]
     held_out_spans = [span for path in held_out for span in spans[path]]
-    if not held_out and len(train_spans) >= _HELD_OUT_ONE_IN:
-        held_out_spans = train_spans[_HELD_OUT_ONE_IN - 1 :: _HELD_OUT_ONE_IN]
-        del train_spans[_HELD_OUT_ONE_IN - 1 :: _HELD_OUT_ONE_IN]
+    if not held_out and len(train_spans) >= HELD_OUT_ONE_IN:
+        held_out_spans = train_spans[HELD_OUT_ONE_IN - 1 :: HELD_OUT_ONE_IN]
+        del train_spans[HELD_OUT_ONE_IN - 1 :: HELD_OUT_ONE_IN]
     elif not held_out:
-        cuts = [(span, span.stop - max(1, span.stop // _HELD_OUT_ONE_IN)) for span in train_spans if span.stop > 1]
+        cuts = [(span, span.stop - max(1, span.stop // HELD_OUT_ONE_IN)) for span in train_spans if span.stop > 1]
         train_spans = [RowSpan(span.path, span.group, 0, cut) for span, cut in cuts]
         held_out_spans = [RowSpan(span.path, span.group, cut, span.stop) for span, cut in cuts]
     if not train_spans or not held_out_spans:
         raise TrainerError(f"the Parquet files in {folder} have too few rows to train on some and validate on others")
     return ParquetLayout(folder, tuple(train_spans), tuple(held_out_spans), schemas)
-
-
-def _required(load: Callable[[RowSpan], T], span: RowSpan) -> T:
-    """Read a row group that must be readable before training starts. Raises TrainerError."""
-    from pyarrow import ArrowException
-
-    try:
-        return load(span)
-    except (OSError, ValueError, ArrowException) as error:
-        raise TrainerError(f"{span} cannot be read: {one_line(error)}; remove the file or fetch it again") from error
 
 
 class RowGroups(Split, Generic[T]):
@@ -363,6 +353,8 @@ def parquet_text(settings: Settings) -> Text:
 
     How many tokens each row group has is not in the files, so all are read once, and the counts are cached.
     """
+    from pyarrow import ArrowException
+
     files = layout(settings)
     context = settings.context
     candidates = [field for field in files.schema if settings.data_column in ("", field.name)]
@@ -377,7 +369,11 @@ def parquet_text(settings: Settings) -> Text:
     cut = len(files.train)
 
     def count(number: int) -> TokenCount:
-        tokens = _required(load, spans[number])
+        try:
+            tokens = load(spans[number])
+        except (OSError, ValueError, ArrowException) as error:
+            problem = f"cannot be read: {one_line(error)}; remove the file or fetch it again"
+            raise TrainerError(f"{spans[number]} {problem}") from error
         return TokenCount(len(tokens), int(tokens.max(initial=0)))
 
     sources = [(span.path, f"{name}:{span.group}:{span.start}:{span.stop}") for span in spans]
