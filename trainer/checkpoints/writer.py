@@ -128,9 +128,7 @@ class Checkpointer:
         settings = self._settings
         directory = settings.checkpoint_dir
         step_path = files.step_file(directory, step)
-        votes_busy, votes_better = self._world.vote(self.busy, self._beats_best(score))
-        busy = bool(votes_busy)
-        better = bool(votes_better)
+        busy, better = map(bool, self._world.vote(self.busy, self._beats_best(score)))
         paths: list[Path] = []
         if need != "none" and step_path.resolve() != self._resumed_from:
             paths.append(step_path)
@@ -160,7 +158,9 @@ class Checkpointer:
             return
         self.wait()
         if need == "required":
-            self._require_published(job)
+            error = None if job.published else job.error
+            if error := self._world.from_main(error):
+                raise CheckpointError(f"checkpoint {path} was not written: {error}; mend the disk, then start again")
 
     def _take_state(self, collect: Callable[[], State], *, copy: bool) -> tuple[State, Pieces | None]:
         """The state in this rank's buffers, empty but on rank 0, and this rank's pieces if it is sharded."""
@@ -182,15 +182,6 @@ class Checkpointer:
             # A daemon, because the process must be able to end while the disk is stuck.
             self._thread = threading.Thread(target=self._write, args=(job,), name=_THREAD, daemon=True)
             self._thread.start()
-
-    def _require_published(self, job: _Job) -> None:
-        """Raise CheckpointError on all ranks if a checkpoint was not written under its first name."""
-        error = None if job.published else job.error
-        error = self._world.from_main(error)
-        if error:
-            raise CheckpointError(
-                f"checkpoint {job.outcome.path} was not written: {error}; mend the disk, then start again"
-            )
 
     def wait(self) -> None:
         """Wait until no rank is writing (collective). Raises RankError if one is stuck for --timeout seconds."""
