@@ -33,6 +33,7 @@ from trainer.models.blocks import matrices_of_blocks
 from trainer.optim import optimizer_options, parameter_groups
 from trainer.parallel.strategy import OptimizerState, Strategy, load_state_by_name, state_by_name
 from trainer.tasks.objective import Objective
+from trainer.telemetry.speed import mark
 from trainer.world import World
 
 _COMPRESSED = {"fp16": torch.float16, "bf16": torch.bfloat16}
@@ -257,7 +258,7 @@ class Exchange:
     def finish(self) -> None:
         """Note that the step's last backward has returned: later work of the device follows the all-reduce."""
         if self._ready_mark is not None:
-            self._marks.append((self._ready_mark, _mark()))
+            self._marks.append((self._ready_mark, mark(timing=True)))
 
     def average(
         self,
@@ -267,7 +268,7 @@ class Exchange:
         """The hook: all-reduce a bucket to its mean over the group. It is divided first, to avoid overflow."""
         self._ready = time.perf_counter()
         if self._on_device and bucket.is_last():
-            self._ready_mark = _mark()
+            self._ready_mark = mark(timing=True)
         gradients: Tensor = bucket.buffer()
         divided = gradients.div_(group.size())
         sent = divided if self._compressed is None else divided.to(self._compressed)
@@ -294,13 +295,6 @@ class Exchange:
                 milliseconds: float = ready.elapsed_time(done)
                 return milliseconds / 1000
         return None
-
-
-def _mark() -> torch.cuda.Event:
-    """An event at the current end of the stream."""
-    mark = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-    mark.record()
-    return mark
 
 
 class _Entered(nn.Module):

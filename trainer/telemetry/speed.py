@@ -83,7 +83,7 @@ class StepTimer:
     def start(self) -> None:
         self._began = self._now()
         self._data = 0.0
-        self._began_on_device = _mark(timing=True) if self._cuda else None
+        self._began_on_device = mark(timing=True) if self._cuda else None
 
     @contextlib.contextmanager
     def data(self) -> Iterator[None]:
@@ -99,7 +99,7 @@ class StepTimer:
         began = self._began_on_device
         if began is None:
             return lambda exchange, device_wait: StepDurations(host, data, exchange)
-        ended = _mark(timing=True)
+        ended = mark(timing=True)
         return lambda exchange, device_wait: StepDurations(began.elapsed_time(ended) / 1e3, data, exchange, device_wait)
 
 
@@ -139,7 +139,7 @@ class Lagged(Generic[T]):
         if packed.is_cuda:  # one transfer for all of them
             host = torch.empty(packed.shape, dtype=packed.dtype, pin_memory=True)
             packed = host.copy_(packed, non_blocking=True)
-            arrived = _mark()
+            arrived = mark()
         self._unread.append(_Unread(step, tuple(scalars), packed, arrived, note))
 
     def pop_ready(self, force: bool = False) -> list[Result[T]]:
@@ -156,7 +156,7 @@ class Lagged(Generic[T]):
         return ready
 
 
-def _mark(*, timing: bool = False) -> torch.cuda.Event:
+def mark(*, timing: bool = False) -> torch.cuda.Event:
     """An event after all work that was launched so far."""
     event = torch.cuda.Event(enable_timing=timing)  # type: ignore[no-untyped-call]
     event.record()
