@@ -173,10 +173,10 @@ def load_state_by_name(optimizer: torch.optim.Optimizer, names: Mapping[Tensor, 
 @torch.no_grad()
 def _own_copy(key: str, value: Any, parameter: Tensor) -> Any:
     """Copy a value of a parameter's state. Tensors except the step count have the parameter's shape."""
-    if not isinstance(value, Tensor) or key == "step":
-        if isinstance(value, Tensor):
-            return value.clone()
+    if not isinstance(value, Tensor):
         return value
+    if key == "step":
+        return value.clone()
     # In the parameter's memory order, which torch's fused kernels take for granted.
     shard = shard_like(value, parameter)
     return torch.empty_like(parameter, dtype=shard.dtype).copy_(shard)
