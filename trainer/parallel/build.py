@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from trainer.config import Settings
 from trainer.errors import SettingsError
-from trainer.parallel.ddp import DataParallel, Ddp, LocalSgd, Plain, Zero1
+from trainer.parallel.ddp import DataParallel, Ddp, Plain, Zero1
+from trainer.parallel.local_sgd import LocalSgd
 from trainer.parallel.strategy import Strategy
 from trainer.tasks.objective import Objective
 from trainer.world import World
