@@ -21,8 +21,9 @@ from tests.tables import table
 from tests.trainer.splits import Faulty, Rows, Shaky, with_positions
 from trainer.config import Settings
 from trainer.data.contract import Split
-from trainer.data.feed import BatchFeed, Fetched, HeldOut, Reader, Request, Share
+from trainer.data.feed import BatchFeed, HeldOut, Share
 from trainer.data.order import Order, evenly
+from trainer.data.readers import Fetched, Reader, Request
 from trainer.errors import TrainerError
 
 CPU = torch.device("cpu")

@@ -1,6 +1,7 @@
 """Data sets, the order of their samples, and reading them into batches.
 
-`contract` says what a data set is, `order` is a function of seed and position, `feed` makes batches on the device.
+`contract` says what a data set is, `order` is a function of seed and position, `readers` reads samples, and `feed` makes
+batches of them on the device.
 """
 
 from __future__ import annotations
