@@ -1,6 +1,6 @@
 """Data sets, the order of their samples, and reading them into batches.
 
-`contract` says what a data set is, `order` is a function of seed and position, `readers` reads samples, and `feed` makes
+`contract` says what a data set is, `order` is a function of seed and position, `readers` read samples, `feed` makes
 batches of them on the device.
 """
 
