@@ -13,21 +13,8 @@ from torch.autograd.profiler_util import FunctionEvent
 
 from tests.tables import table
 from tests.texts import mentions
-from trainer.telemetry.speed import (
-    KEPT_TRACES,
-    Arithmetic,
-    Bottleneck,
-    Kind,
-    Lagged,
-    StepDurations,
-    StepTimer,
-    Trace,
-    means,
-    peak_flops,
-    record,
-    summarise,
-    verdict,
-)
+from trainer.telemetry.bottleneck import KEPT_TRACES, Bottleneck, Kind, Trace, record, summarise, verdict
+from trainer.telemetry.speed import Arithmetic, Lagged, StepDurations, StepTimer, means, peak_flops
 
 CPU = torch.device("cpu")
 Row = tuple[float | None, ...]

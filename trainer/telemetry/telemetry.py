@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from trainer.config import Settings, unfold
 from trainer.errors import SettingsError, show
 from trainer.telemetry import histograms
+from trainer.telemetry.bottleneck import record, verdict
 from trainer.telemetry.histograms import Histogram
-from trainer.telemetry.speed import StepDurations, means, record, verdict
+from trainer.telemetry.speed import StepDurations, means
 from trainer.world import World
 
 Value = float | int | str | None
