@@ -9,6 +9,7 @@ import gc
 import math
 import os
 import time
+from collections.abc import Iterator
 
 from trainer.checkpoints import (
     Checkpointer,
@@ -75,6 +76,9 @@ class Run:
         self.telemetry = telemetry
         self.signals = signals
         self.phases = self.asked = unfold(settings)
+        self.step = 0  # of the run, as far as this rank knows
+        self.former: State | None = None  # that the next phase starts from
+        self.data: Data | None = None  # where they had to be loaded before a phase begins
         self.faults = Injector(settings.inject, world.rank, settings.output_dir / "faults")
         for phase in self.phases:
             if phase.ranks > world.size:
@@ -92,16 +96,14 @@ class Run:
     def train(self) -> None:
         """Train all phases, from the chosen checkpoint on."""
         began = time.perf_counter()
-        if not self.prepare():
+        if not self.prepare_tokens():
             return
-        choice = self.choose()
-        number = 0
-        self.former: State | None = None
+        choice = self.choose_checkpoint()
         if choice.path is not None:
             self.former = load(choice.path)
         self.settle()
-        if choice.path is not None:
-            assert self.former is not None
+        number = 0
+        if choice.path is not None and self.former is not None:
             number, _, _ = phase_at(self.phases, self.former["step"] + 1)
             check_fits(self.former, self.phases[number], choice.path)
         while True:
@@ -121,14 +123,14 @@ class Run:
                 break
             self.former = shared_state(carried, self.meeting, self.settings.checkpoint_dir)
             del carried
-            number = number + 1
+            number += 1
             choice = ResumeChoice(None)
         self.signals.reached()
         if ending.stopped:
             self.telemetry.event(self.step, "stop", reason=ending.stopped)
             self.telemetry.say(f"stopped at step {self.step} after a checkpoint")
             return
-        self.export()
+        self.export_weights()
         tested = {name.replace("val/", "test_"): value for name, value in sorted(ending.validation.items())}
         self.telemetry.event(self.step, "end", **tested, seconds=time.perf_counter() - began)
         means = (f"{name.replace('_', ' ', 1)} {value:.4f}" for name, value in tested.items())
@@ -155,7 +157,7 @@ class Run:
 
     # --- before and after ---------------------------------------------------------------------------------------------
 
-    def prepare(self) -> bool:
+    def prepare_tokens(self) -> bool:
         """Prepare the tokens of --data documents on rank 0 while the others wait. Returns False if it was stopped."""
         settings = self.settings
         if settings.data != "documents":
@@ -178,10 +180,10 @@ class Run:
             self.telemetry.say("stopped before all tokens were prepared; the next start goes on from here")
         return prepared.finished
 
-    def export(self) -> None:
+    def export_weights(self) -> None:
         """Export the result as a model of transformers for --export, on rank 0."""
         settings = self.settings
-        out = self.settings.output_dir / "hf"
+        out = settings.output_dir / "hf"
         if settings.export == "none" or not self.world.is_main:
             return
         exported = export(settings.checkpoint_dir, out, settings.export)
@@ -189,10 +191,6 @@ class Run:
         self.telemetry.say(f"exported the weights of step {exported.step} to {out}")
 
     # --- phases -------------------------------------------------------------------------------------------------------
-
-    step = 0  # of the run, as far as this rank knows
-    former: State | None = None  # that the next phase starts from
-    data: Data | None = None  # where they had to be loaded before a phase begins
 
     def phase(self, number: int, choice: ResumeChoice) -> tuple[PhaseEnd | None, Parts]:
         """Train one phase. Returns its end, None on ranks that wait in it, and this rank's part of its last state."""
@@ -216,7 +214,7 @@ class Run:
             for path in checkpoints.begin(progress.step, choice.path):
                 self.telemetry.say(f"set aside {path}: this run starts before it", error=True)
             self.announce(session, number)
-            self.describe(session)
+            self.describe_model(session)
             last = number == len(self.phases) - 1
             ending = Loop(session, self.telemetry, checkpoints, self.signals, self.faults).train(last_phase=last)
             self.step = progress.step
@@ -270,33 +268,36 @@ class Run:
             parameters=session.facts.parameters,
             phase=settings.phase or None,
         )
-        self.telemetry.say(_length(session))
-        if self.asked[number].warmup_steps != settings.warmup_steps:
-            self.telemetry.say(
-                f"a warm-up of {self.asked[number].warmup_steps} steps is longer than that: it takes "
-                f"{settings.warmup_steps}"
-            )
-        if settings.phase:
-            self.telemetry.say(
-                f"phase {number + 1} of {len(self.phases)}, {settings.phase}: steps {session.first_step} to "
-                f"{session.first_step + settings.steps - 1}"
-            )
+        for remark in self.remarks(session, number):
+            self.telemetry.say(remark)
         if settings.oom_retries and not session.strategy.can_settle:
             self.telemetry.say(
                 f"--oom-retries {settings.oom_retries} has no effect in this phase: with --parallel fsdp, "
                 "--static-graph, --sync-batchnorm or contrastive learning a rank without memory leaves others waiting",
                 error=True,
             )
+
+    def remarks(self, session: PhaseSession, number: int) -> Iterator[str]:
+        """Lines about a phase: its length, and what the settings alone do not say."""
+        settings = session.settings
+        yield _length(session)
+        warmup = self.asked[number].warmup_steps
+        if warmup != settings.warmup_steps:
+            yield f"a warm-up of {warmup} steps is longer than that: it takes {settings.warmup_steps}"
+        if settings.phase:
+            last_step = session.first_step + settings.steps - 1
+            place = f"phase {number + 1} of {len(self.phases)}, {settings.phase}"
+            yield f"{place}: steps {session.first_step} to {last_step}"
         trained = sum(parameter.numel() for parameter in session.strategy.names if parameter.requires_grad)
         if trained < session.facts.parameters:
-            self.telemetry.say(f"trains {trained:,} of {session.facts.parameters:,} parameters; the others are frozen")
+            yield f"trains {trained:,} of {session.facts.parameters:,} parameters; the others are frozen"
         if session.built.fresh:
             fresh = ", ".join(name_in_files(session.built.model, name) for name in session.built.fresh)
-            self.telemetry.say(f"not in {settings.weights}, so they start fresh: {fresh}")
+            yield f"not in {settings.weights}, so they start fresh: {fresh}"
         if session.mixes_documents:
-            self.telemetry.say(f"{session.built.name}: attention reaches over documents' ends")
+            yield f"{session.built.name}: attention reaches over documents' ends"
 
-    def describe(self, session: PhaseSession) -> None:
+    def describe_model(self, session: PhaseSession) -> None:
         """Write the model's description beside the checkpoints. Raises SettingsError if --export is impossible."""
         exports = self.settings.export != "none"
         if exports:
@@ -312,7 +313,7 @@ class Run:
                 raise SettingsError(f"--export: {one_line(error)}") from None
             self.telemetry.say(f"checkpoints cannot be exported: {one_line(error)}", error=True)
 
-    def choose(self) -> ResumeChoice:
+    def choose_checkpoint(self) -> ResumeChoice:
         """The checkpoint that rank 0 chooses to start from, for all ranks. Raises CheckpointError and SettingsError."""
 
         def chosen() -> ResumeChoice:
