@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from trainer.checkpoints import files
+from trainer.checkpoints import files, streams
 from trainer.errors import CheckpointError
 
 
 def write(content: object, path: Path) -> None:
     """Write a file of a checkpoint with its hash."""
     with files.unfinished(path) as temporary:
-        sha256, _ = files.write(content, temporary)
+        sha256, _ = streams.write(content, temporary)
         files.publish(temporary, path, sha256, {})
     files.settle(path, sha256, {})
 

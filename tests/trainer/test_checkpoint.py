@@ -19,7 +19,7 @@ from tests.tables import table
 from tests.texts import mentions
 from tests.trainer.checkpoint_files import contents, flip_a_byte, listing, save, write
 from trainer import checkpoints
-from trainer.checkpoints import files
+from trainer.checkpoints import files, streams
 from trainer.checkpoints.state import HostBuffers
 from trainer.config import Settings
 from trainer.config.schema import Compression
@@ -121,7 +121,7 @@ def test_a_compressed_file_is_smaller_and_read_or_refused_as_a_plain_one_also_by
     weights = torch.randn(700_000)  # more than a piece, and no whole number of them
     content = {"format": files.FORMAT, "step": 1, "weights": weights}
     files.make_folder(folder)
-    sha256, size = files.write(content, path, compression)
+    sha256, size = streams.write(content, path, compression)
     files.publish(path, path, sha256, {})
     assert size == path.stat().st_size < 0.95 * weights.nbytes
     files.verify(path)
@@ -151,7 +151,7 @@ def test_a_write_that_fails_half_way_leaves_everything_as_it_was(compression: Co
             pytest.raises(OSError, match="File too large") as raised,
             files.unfinished(folder / "step_00000020.pt") as temporary,
         ):
-            files.write({"weights": torch.randn(100_000)}, temporary, compression)
+            streams.write({"weights": torch.randn(100_000)}, temporary, compression)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert raised.value.errno == errno.EFBIG

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from tests.trainer.checkpoint_files import flip_a_byte, listing, write
 from tests.trainer.ranks import Ranks
 from trainer import checkpoints
-from trainer.checkpoints import Checkpointer, files
+from trainer.checkpoints import Checkpointer, files, streams
 from trainer.config import Settings
 from trainer.config.schema import Compression
 from trainer.errors import CheckpointError
@@ -129,7 +129,7 @@ def save_with_a_full_disk(world: World, folder: Path, broken: int, background: b
     saver.save(state_of(model, 10), step=10, score=0.5, epoch=1)
     saver.wait()
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "there")
-    write = files.write
+    write = streams.write
 
     def write_unless_full(state: Any, path: Path, compression: Compression) -> tuple[str, int]:
         if world.rank == max(broken, 0) and (path.parent.suffix == ".shards") == (broken >= 0):
@@ -137,7 +137,7 @@ def save_with_a_full_disk(world: World, folder: Path, broken: int, background: b
         return write(state, path, compression)
 
     answers: list[Any] = []
-    files.write = write_unless_full
+    streams.write = write_unless_full
     try:
         saver.save(state_of(model, 20), step=20, score=0.25, epoch=2)
         saver.wait()
@@ -146,7 +146,7 @@ def save_with_a_full_disk(world: World, folder: Path, broken: int, background: b
         except CheckpointError as error:
             answers.append(str(full) in str(error))
     finally:
-        files.write = write
+        streams.write = write
     return [*answers, [(outcome.event, outcome.step) for outcome in saver.poll()]]
 
 
@@ -164,7 +164,7 @@ def test_two_ranks_write_and_one_reads(folder: Path, two_ranks: Ranks) -> None:
         subprocess.run(["sha256sum", "--check", "--strict", f"{path.name}.sha256"], cwd=path.parent, check=True)
     # Only what a rank has is in its shard.
     path = files.step_file(folder, 20)
-    shards = [files.load_file(files.shards_folder(path) / files.shard_name(20, rank, 2)) for rank in range(2)]
+    shards = [streams.load_file(files.shards_folder(path) / files.shard_name(20, rank, 2)) for rank in range(2)]
     assert [shard["model/0.weight"]["tensor"].shape for shard in shards] == [(4, 5), (3, 5)]
     assert [shard["model/0.weight"]["offsets"] for shard in shards] == [[0, 0], [4, 0]]
 

@@ -326,8 +326,8 @@ def test_ranks_meet_while_one_writes_and_give_up_one_that_is_stuck(folder: Path,
 STUCK = """
 import atexit, os, sys, threading
 from trainer.__main__ import main
-from trainer.checkpoints import files
-files.write = lambda *arguments, **named: threading.Event().wait()
+from trainer.checkpoints import streams
+streams.write = lambda *arguments, **named: threading.Event().wait()
 atexit.register(os._exit, 3)  # Python's own exit may abort while a thread writes
 sys.exit(main(sys.argv[1:]))
 """

@@ -12,7 +12,7 @@ from tests.trainer.comparing import difference, same
 from tests.trainer.parallel_checks import CONTEXT
 from tests.trainer.ranks import ALONE, Ranks
 from tests.trainer.tiny import TinyModel
-from trainer.checkpoints import files, load
+from trainer.checkpoints import files, load, streams
 from trainer.errors import SettingsError
 from trainer.parallel.tensor import check_shareable
 
@@ -70,7 +70,7 @@ def test_every_part_of_a_sharded_checkpoint_is_written_once(four_ranks: Ranks, t
     assert same(dict(state["model"]), main[0])
     moments = {name: value["exp_avg"] for name, value in state["optimizer"].items()}
     assert same(moments, {name: value["exp_avg"] for name, value in main[1].items()})
-    shards = [files.load_file(path) for path in tmp_path.glob("*.shards/*")]
+    shards = [streams.load_file(path) for path in tmp_path.glob("*.shards/*")]
     elements = sum(piece["tensor"].numel() for shard in shards for name, piece in shard.items() if "model/" in name)
     assert elements <= sum(tensor.numel() for tensor in main[0].values())
 

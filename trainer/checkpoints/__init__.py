@@ -1,11 +1,11 @@
 """Checkpoints: when a state is saved, how it is written atomically, and which one a run resumes from.
 
 The session's state comes in (tensors on any device, also DTensors); files with a SHA-256 go out. `writer` decides and
-writes; `state` copies live tensors and splits them by rank; `files` has names, hashes and atomic writing; `rotation`
-chooses, reads and deletes. Read `writer` first.
+writes; `state` copies live tensors and splits them by rank; `files` has names, hashes and atomic writing; `streams`
+writes and reads content; `rotation` chooses and deletes. Read `writer` first.
 """
 
-from trainer.checkpoints.files import FORMAT, State, require_writable, sign_of_life
+from trainer.checkpoints.files import FORMAT, State, require_writable
 from trainer.checkpoints.rotation import ResumeChoice, check_fits, choose, existing, load
 from trainer.checkpoints.state import (
     Parts,
@@ -15,6 +15,7 @@ from trainer.checkpoints.state import (
     seed_everything,
     shared_state,
 )
+from trainer.checkpoints.streams import sign_of_life
 from trainer.checkpoints.writer import Checkpointer, Need, Outcome, still_writing
 
 __all__ = [

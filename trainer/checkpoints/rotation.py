@@ -15,6 +15,7 @@ from pathlib import Path
 from trainer.checkpoints import files
 from trainer.checkpoints.files import FORMAT, State
 from trainer.checkpoints.state import assembled
+from trainer.checkpoints.streams import load_file
 from trainer.config import Settings
 from trainer.config.schema import SHAPE_SETTINGS, flag
 from trainer.errors import CheckpointError
@@ -107,7 +108,7 @@ def best_value(directory: Path, metric: str) -> float | None:
 
 def read(path: Path) -> State:
     """The content of a checkpoint, without its shards. Raises CheckpointError if it has another format."""
-    state = files.load_file(path)
+    state = load_file(path)
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         raise CheckpointError(
             f"checkpoint {path} was not written by this version of the trainer (no format {FORMAT}); choose another"
@@ -122,7 +123,7 @@ def load(path: Path) -> State:
     if "shards" not in state:
         return state
     folder = files.shards_folder(path)
-    return assembled(state, [files.load_file(folder / name) for name in sorted(state["shards"])], path)
+    return assembled(state, [load_file(folder / name) for name in sorted(state["shards"])], path)
 
 
 def check_fits(state: State, settings: Settings, path: Path) -> None:

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from trainer.checkpoints import files
 from trainer.checkpoints.files import State
+from trainer.checkpoints.streams import load_file
 from trainer.collectives import full_tensor
 from trainer.errors import CheckpointError
 from trainer.world import World
@@ -161,7 +161,7 @@ def shared_state(parts: Parts, world: World, folder: Path) -> State:
         path = Path(f"/proc/{os.getpid()}/fd/{descriptor}")
     try:
         torch.save(parts, path)
-        shared = [files.load_file(part_path) for part_path in world.gather(path)]
+        shared = [load_file(part_path) for part_path in world.gather(path)]
         world.barrier()
     finally:
         os.close(descriptor)

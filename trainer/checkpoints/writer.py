@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from trainer.checkpoints import files, rotation
+from trainer.checkpoints import files, rotation, streams
 from trainer.checkpoints.files import FORMAT, State
 from trainer.checkpoints.state import HostBuffers, Pieces, split, whole
 from trainer.config import Settings
@@ -186,7 +186,7 @@ class Checkpointer:
     def wait(self) -> None:
         """Wait until no rank is writing (collective). Raises RankError if one is stuck for --timeout seconds."""
         try:
-            self._world.wait_for_all(self._thread, files.sign_of_life, self._settings.timeout)
+            self._world.wait_for_all(self._thread, streams.sign_of_life, self._settings.timeout)
         except RankError:
             self._thread = None  # nothing waits for it any more
             raise
@@ -196,7 +196,7 @@ class Checkpointer:
         """Let this rank's writer finish unless it is stuck; the others may have failed."""
         alone = dataclasses.replace(self._world, backend="")
         with contextlib.suppress(RankError):
-            alone.wait_for_all(self._thread, files.sign_of_life, self._settings.timeout)
+            alone.wait_for_all(self._thread, streams.sign_of_life, self._settings.timeout)
 
     def poll(self) -> list[Outcome]:
         """The results since the last call, on rank 0; empty on the others. Never waits."""
@@ -264,9 +264,9 @@ class Checkpointer:
         path = files.shards_folder(job.outcome.path) / files.shard_name(step, world.rank, world.size)
 
         def write_shard() -> tuple[str, int]:
-            with files.writing():
+            with streams.writing():
                 with files.unfinished(path) as temporary:
-                    sha256, size = files.write(job.pieces, temporary, self._settings.checkpoint_compression)
+                    sha256, size = streams.write(job.pieces, temporary, self._settings.checkpoint_compression)
                     temporary.replace(path)
                 files.sync_folder(path.parent)
             return sha256, size
@@ -295,11 +295,11 @@ class Checkpointer:
         if shards:
             state = {**state, "shards": shards}
         best = files.best_file(settings.checkpoint_dir)
-        with files.writing():
+        with streams.writing():
             if self._before_write is not None:
                 self._before_write(outcome.step, outcome.path)
             with files.unfinished(outcome.path) as temporary:
-                sha256, size = files.write(state, temporary, settings.checkpoint_compression)
+                sha256, size = streams.write(state, temporary, settings.checkpoint_compression)
                 files.publish(temporary, outcome.path, sha256, shards)
             job.published = True
             outcome.bytes = size + (outcome.bytes or 0)
