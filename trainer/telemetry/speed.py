@@ -25,8 +25,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class StepDurations:
-    """Seconds of a rank's step, or means over several: all of it, the waits for data, for other ranks after the own
-    gradients were ready, and of the host for the device's results. None: unknown.
+    """Seconds of a rank's step, or means over several; None: unknown.
+
+    Attributes:
+        step: all of it.
+        data: the wait for data.
+        exchange: the wait for other ranks, once the rank's own gradients were ready.
+        device_wait: the host's wait for the device's results.
     """
 
     step: float
@@ -106,10 +111,8 @@ class _Unread(NamedTuple, Generic[T]):
 class Lagged(Generic[T]):
     """A queue of scalars on the device, which are read once `lag` more steps were pushed: 1 on CUDA, else 0."""
 
-    def __init__(self, device: torch.device, lag: int | None = None) -> None:
+    def __init__(self, device: torch.device) -> None:
         self.lag = int(device.type == "cuda")
-        if lag is not None:
-            self.lag = lag
         self._unread: deque[_Unread[T]] = deque()
 
     def push(self, step: int, scalars: Mapping[str, Tensor], note: T) -> None:
