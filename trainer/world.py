@@ -232,8 +232,7 @@ def leave() -> None:
 
 
 def leaving_may_wait() -> bool:
-    """Return whether `leave`, and even the exit of the interpreter, may wait for other ranks, so
-    must not follow an error.
+    """Return whether `leave` and Python's exit may wait for other ranks, so must not follow an error.
 
     NCCL completes pending collectives first, for which it needs all ranks.
     """

@@ -207,8 +207,7 @@ class Checkpointer:
         return outcomes
 
     def _beats_best(self, score: float | None) -> bool:
-        """Return whether `score` beats the best checkpoint, also one that is being written,
-        although that may fail."""
+        """Return whether `score` beats the best checkpoint, or that being written, which may yet fail."""
         keeps_best = self._settings.best_checkpoint and self._world.is_main
         if not keeps_best or score is None or not math.isfinite(score):
             return False

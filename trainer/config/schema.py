@@ -316,8 +316,7 @@ class Settings(
     ModelSettings,
     RunSettings,
 ):
-    """The settings of a run. Times are in seconds; paths are as given. The defaults are those of
-    the task."""
+    """The settings of a run: times in seconds, paths as given, defaults those of the task."""
 
     @model_validator(mode="before")
     @classmethod

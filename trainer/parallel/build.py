@@ -16,8 +16,7 @@ from trainer.world import World
 def build_strategy(settings: Settings, objective: Objective, world: World) -> Strategy:
     """Build the strategy for an objective on the world's device, which it owns from then on (collective).
 
-    If `shards_weights`, the model may be on the CPU, or on the meta device. Raises SettingsError
-    for settings that do not work together.
+    If `shards_weights`, the model may be on the CPU or the meta device. Raises SettingsError.
     """
     # The settings have already checked conflicts that do not depend on the ranks.
     check(settings, world)

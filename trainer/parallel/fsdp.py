@@ -31,8 +31,7 @@ class Fsdp(Strategy):
     measures_alone = False
 
     def __init__(self, settings: Settings, objective: Objective, world: World) -> None:
-        """Wrap the model. Parameters on the meta device are initialised shard by shard on each
-        rank.
+        """Wrap the model, whose parameters on the meta device each rank initialises shard by shard.
 
         Otherwise the model is on the CPU or the world's device, and rank 0's weights are used.
         """

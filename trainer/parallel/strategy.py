@@ -140,8 +140,7 @@ class Strategy:
     # --- measurements -------------------------------------------------------------------------------------------------
 
     def exchange_seconds(self) -> float | None:
-        """The seconds that the last step's backward waited for other ranks after its own last
-        gradient; None: unknown.
+        """Seconds that the last backward waited for other ranks after its own last gradient, if known.
 
         It is long on fast ranks, and short on a slow one. On GPUs it is known once the device has finished the step.
         """

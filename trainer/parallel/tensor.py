@@ -66,8 +66,7 @@ _PLANS = {
 
 
 def plan_of(block: nn.Module) -> _Plan | None:
-    """The parts of a block that ranks can share; None if nothing. The class may derive from a known
-    one."""
+    """What ranks can share of a block, whose class may derive from a known one; None if nothing."""
     return next((_PLANS[kind.__name__] for kind in type(block).__mro__ if kind.__name__ in _PLANS), None)
 
 

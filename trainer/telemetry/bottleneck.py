@@ -106,8 +106,7 @@ def summarise(events: Iterable[FunctionEvent], seconds: float) -> tuple[float | 
 
 @dataclass(frozen=True)
 class Bottleneck:
-    """The limit of the speed: a sentence, figures (seconds, and shares 0..1), and a slow rank, if
-    any."""
+    """The limit of the speed: a sentence, figures (seconds, or shares of 1), and a slow rank, if any."""
 
     kind: Kind
     sentence: str
