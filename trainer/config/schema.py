@@ -340,8 +340,15 @@ class Settings(
         return self
 
     def _contradictions(self) -> Iterator[tuple[str, str]]:
+        """The settings that do not fit the others, and what is wrong with them, in words that follow their names."""
+        yield from self._of_data()
+        yield from self._of_the_task()
+        yield from self._of_weights()
+        yield from self._of_ranks()
+        yield from self._of_compilation()
+
+    def _of_data(self) -> Iterator[tuple[str, str]]:
         task = self.task
-        parallel = self.parallel
         is_text = task in ("lm", "mlm")
         if is_own(task) and self.data in HOLDS_BOTH:
             yield "data", f" {self.data} may be images or text: with your own task, name data that is one of them"
@@ -358,11 +365,14 @@ class Settings(
             yield "epochs", " cannot be given with phases, which have steps of their own"
         if self.epochs and self.batch_size == "auto" and not self.samples_per_step:
             yield "epochs", " with an automatic batch size needs --samples-per-step"
+
+    def _of_the_task(self) -> Iterator[tuple[str, str]]:
+        task = self.task
         if task == "lm" and self.model in ("auto", "bytes") and self.width % 32:
             yield "width", f" must be a multiple of 32 for --task lm, got {self.width}"
         if task == "contrastive" and not self.augment:
             yield "augment", " is needed with --task contrastive, which compares two different views of each image"
-        if task == "contrastive" and parallel == "data_parallel":
+        if task == "contrastive" and self.parallel == "data_parallel":
             yield "parallel", " data_parallel cannot compare images across devices for --task contrastive: use ddp"
         if self.data == "documents" and self.tokenizer is None:
             yield "tokenizer", " is needed with --data documents: the folder of a Hugging Face tokenizer"
@@ -377,6 +387,8 @@ class Settings(
         for name, only in (("loss_chunk", "lm"), ("hard_negatives", "contrastive"), ("label_smoothing", "classify")):
             if getattr(self, name) and task != only:
                 yield name, f" needs --task {only}, not {task}"
+
+    def _of_weights(self) -> Iterator[tuple[str, str]]:
         if self.lora and self.weights is None:
             yield "lora", " needs --weights: adapters are for weights that a folder has"
         if self.lora and self.train_only:
@@ -386,7 +398,11 @@ class Settings(
                 yield name, " needs --lora 16, or another rank"
         if self.tensor_parallel > 1 and (self.lora or self.train_only):
             yield "tensor_parallel", " splits no layers that are frozen: not with --lora or --train-only"
-        if self.tensor_parallel > 1 and not (is_text and parallel == "fsdp"):
+
+    def _of_ranks(self) -> Iterator[tuple[str, str]]:
+        task = self.task
+        parallel = self.parallel
+        if self.tensor_parallel > 1 and not (task in ("lm", "mlm") and parallel == "fsdp"):
             yield "tensor_parallel", f" needs a language model and --parallel fsdp, not --task {task} with {parallel}"
         if self.shard_ranks and (self.tensor_parallel > 1 or self.ranks):
             yield "shard_ranks", " goes with neither --tensor-parallel nor --ranks"
@@ -413,16 +429,18 @@ class Settings(
                 yield name, f" {getattr(self, name)} does not go with --parallel local_sgd"
         if self.optimizer == "muon" and parallel == "fsdp":
             yield "optimizer", " muon needs whole matrices on a rank: not with --parallel fsdp"
+        if self.sync_batchnorm and self.device == "cpu":
+            yield "sync_batchnorm", " needs CUDA GPUs, not --device cpu"
+
+    def _of_compilation(self) -> Iterator[tuple[str, str]]:
         if self.compile_scope == "blocks" and self.compile in ("off", *CUDA_GRAPH_MODES):
             yield "compile_scope", f" blocks needs --compile default, not {self.compile}"
         if self.compile != "off" and self.bucket_cap_mb < 1:  # torch cuts compiled graphs by DDP's buckets
             yield "bucket_cap_mb", f" must be at least 1 with --compile, got {self.bucket_cap_mb:g}"
-        if self.compile != "off" and parallel == "data_parallel":  # a copy of the model would call the original
+        if self.compile != "off" and self.parallel == "data_parallel":  # a copy of the model would call the original
             yield "compile", " works with every way of --parallel but data_parallel"
-        if self.compile in CUDA_GRAPH_MODES and parallel == "fsdp":
+        if self.compile in CUDA_GRAPH_MODES and self.parallel == "fsdp":
             yield "compile", f" {self.compile} uses CUDA graphs, for which weights must stay in place: not with fsdp"
-        if self.sync_batchnorm and self.device == "cpu":
-            yield "sync_batchnorm", " needs CUDA GPUs, not --device cpu"
 
 
 # In the order in which people read them.
