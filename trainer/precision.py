@@ -13,7 +13,7 @@ from torch import nn
 from trainer.config import Settings
 from trainer.errors import SettingsError
 
-_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Precision:
@@ -24,7 +24,7 @@ class Precision:
             raise SettingsError("--precision fp16 needs a CUDA GPU; use bf16 or fp32 here")
         self._device = device
         self._channels_last = settings.channels_last
-        self._dtype = _AUTOCAST.get(settings.precision)
+        self._dtype = HALF.get(settings.precision)
         self.scaler = torch.amp.GradScaler(
             device.type,
             init_scale=settings.loss_scale,

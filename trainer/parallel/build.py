@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from torch import nn
+
 from trainer.config import Settings
 from trainer.errors import SettingsError
 from trainer.parallel.ddp import DataParallel, Ddp, Plain, Zero1
@@ -20,6 +22,8 @@ def build_strategy(settings: Settings, objective: Objective, world: World) -> St
     """
     # The settings have already checked conflicts that do not depend on the ranks.
     check(settings, world)
+    if settings.sync_batchnorm and world.size > 1:
+        nn.SyncBatchNorm.convert_sync_batchnorm(objective, world.group)  # type: ignore[no-untyped-call]
     if settings.parallel == "data_parallel":
         return DataParallel(settings, objective, world)
     # FSDP and tensor parallelism import large parts of torch, so only if they are asked for.

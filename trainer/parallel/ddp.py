@@ -30,10 +30,9 @@ from trainer.models.blocks import matrices_of_blocks
 from trainer.optim import optimizer_options, parameter_groups
 from trainer.parallel.exchange import Entered, Exchange
 from trainer.parallel.strategy import OptimizerState, Strategy, load_state_by_name, state_by_name
+from trainer.precision import HALF
 from trainer.tasks.objective import Objective
 from trainer.world import World
-
-_COMPRESSED = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 class Plain(Strategy):
@@ -125,10 +124,8 @@ class Ddp(Plain):
     """Wraps the objective in DistributedDataParallel, with `Exchange` as its communication hook."""
 
     def __init__(self, settings: Settings, objective: Objective, world: World) -> None:
-        if settings.sync_batchnorm:
-            nn.SyncBatchNorm.convert_sync_batchnorm(objective, world.group)  # type: ignore[no-untyped-call]
         super().__init__(settings, objective, world)
-        self.exchange = Exchange(world, _COMPRESSED.get(settings.compress_gradients))
+        self.exchange = Exchange(world, HALF.get(settings.compress_gradients))
         # Zeros cannot answer a static graph's first exchange, nor collectives of the model itself.
         self.can_settle = not (settings.static_graph or settings.sync_batchnorm or objective.exchanges)
         self._settings = settings

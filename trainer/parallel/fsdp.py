@@ -37,8 +37,6 @@ class Fsdp(Strategy):
         """
         self.objective = objective
         self.world = world
-        if settings.sync_batchnorm:
-            nn.SyncBatchNorm.convert_sync_batchnorm(objective, world.group)  # type: ignore[no-untyped-call]
         deferred = any(parameter.is_meta for parameter in objective.model.parameters())
         if not deferred:
             collectives.broadcast_from_main(objective.model.state_dict().values(), world)
