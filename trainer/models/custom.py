@@ -90,16 +90,10 @@ def build_from_config_file(settings: Settings, data: Data) -> nn.Module:
     if isinstance(data, Images):
         _fit_to_images(config, settings, data)
         auto_model = hf.AutoModelForImageClassification
-        models = hf.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING
-    elif settings.task != "mlm":
-        _fit_to_text(config, settings, data)
-        auto_model = hf.AutoModelForCausalLM
-        models = hf.MODEL_FOR_CAUSAL_LM_MAPPING
     else:
         _fit_to_text(config, settings, data)
-        auto_model = hf.AutoModelForMaskedLM
-        models = hf.MODEL_FOR_MASKED_LM_MAPPING
-    if type(config) not in models:
+        auto_model = hf.AutoModelForMaskedLM if settings.task == "mlm" else hf.AutoModelForCausalLM
+    if type(config) not in auto_model._model_mapping:
         raise SettingsError(f"model: {settings.model} describes {config.model_type}, which cannot do {settings.task}")
     with options_at_fault():
         network = auto_model.from_config(config, trust_remote_code=False)
