@@ -13,6 +13,7 @@ from trainer.config import Settings
 from trainer.data.contract import Fields, Images, Indices, Split, TensorSplit, Text
 from trainer.data.images import resize
 from trainer.data.order import hashed
+from trainer.data.text import BYTES
 from trainer.errors import TrainerError
 
 _CLASSES = 10
@@ -105,7 +106,7 @@ def synthetic_images(settings: Settings) -> Images:
 def synthetic_text(settings: Settings) -> Text:
     """--synthetic-samples windows of as many tokens as the task's models know, and a tenth as many held out."""
     if settings.model in ("auto", "bytes"):
-        vocabulary = 256
+        vocabulary = BYTES
     elif settings.task == "lm":
         vocabulary = 50257  # of GPT-2
     else:
