@@ -150,7 +150,10 @@ class Signals:
     def _watch(self) -> None:
         """Read signals and the launcher's death, poll, and start the timeout at the first stop request."""
         pipe = self._pipe[0]
-        launcher = _watch_death(self._launcher)
+        launcher = None
+        if self._launcher is not None:
+            with contextlib.suppress(OSError):  # it is dead already, or the kernel has no pidfds
+                launcher = os.pidfd_open(self._launcher)
         watched = [pipe] if launcher is None else [pipe, launcher]
         while True:
             ready, _, _ = select.select(watched, [], [], _POLL_SECONDS)
@@ -173,12 +176,3 @@ class Signals:
                     self._restart()
         if launcher is not None:
             os.close(launcher)
-
-
-def _watch_death(process: int | None) -> int | None:
-    """A descriptor that becomes readable when the process dies; None if it cannot be watched."""
-    with contextlib.suppress(OSError):  # it is dead already, or the kernel has no pidfds
-        if process is None:
-            return None
-        return os.pidfd_open(process)
-    return None
