@@ -7,14 +7,13 @@ import functools
 import zlib
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
 from trainer.config import Settings
-from trainer.data.contract import CropDraw, Crops, Fields, Images, Indices, Transform
+from trainer.data.contract import CropDraw, Fields, Images, Indices, Transform
 from trainer.errors import SettingsError
 from trainer.tasks.vision import Augmentation, VisionObjective, are_digits, crops_decode
 from trainer.world import World
@@ -90,17 +89,13 @@ class Contrastive(VisionObjective):
 
     def crops(self, *, training: bool) -> CropDraw | None:
         if training and self._view.is_decoded:
-            return functools.partial(_two_crops, self._view)
+            return functools.partial(self._view.crops, [f"training view {number}" for number in (1, 2)])
         return None
 
     def transform(self, *, training: bool) -> Transform:
         if training:
             return functools.partial(_with_two_views, self._view, "training")
         return functools.partial(_with_two_views, self._held_out_view, "held-out")
-
-
-def _two_crops(view: Augmentation, positions: Indices) -> Crops:
-    return np.stack([view.crops(f"training view {number}", positions) for number in (1, 2)], axis=1)
 
 
 def _with_two_views(view: Augmentation, place: str, raw: Fields, positions: Indices) -> Fields:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -84,8 +86,12 @@ class Augmentation:
     flip: bool = False
     light: float = 0.0
 
-    def crops(self, purpose: str, positions: Indices) -> Crops:
-        """The parts of the images at these positions that are enlarged, [n, 4]."""
+    def crops(self, purposes: Sequence[str], positions: Indices) -> Crops:
+        """The parts of the images at these positions that are enlarged, one for each purpose."""
+        return np.stack([self._crop(purpose, positions) for purpose in purposes], axis=1)
+
+    def _crop(self, purpose: str, positions: Indices) -> npt.NDArray[np.float64]:
+        """The parts for one purpose, [n, 4]."""
         area, ratio, across, down, *_ = uniform(self.seed, purpose, positions, 7).T
         assert self.smallest_area is not None
         share = self.smallest_area + (1 - self.smallest_area) * area
@@ -106,7 +112,7 @@ class Augmentation:
             x_shift = np.floor(across * (2 * self.padding + 1) - self.padding) * 2 / self.width
             y_shift = np.floor(down * (2 * self.padding + 1) - self.padding) * 2 / self.height
         else:
-            share, shape, across, down = self.crops(purpose, positions).T
+            share, shape, across, down = self._crop(purpose, positions).T
             x_factor, y_factor = (np.minimum(1, np.sqrt(share * factor)) for factor in (shape, 1 / shape))
             x_shift = (1 - x_factor) * (2 * across - 1)
             y_shift = (1 - y_factor) * (2 * down - 1)
@@ -195,16 +201,12 @@ class Classification(VisionObjective):
 
     def crops(self, *, training: bool) -> CropDraw | None:
         if training and self._augmentation is not None and self._augmentation.is_decoded:
-            return functools.partial(_one_crop, self._augmentation)
+            return functools.partial(self._augmentation.crops, ("training",))
         return None
 
     def transform(self, *, training: bool) -> Transform:
         augmentation = self._augmentation if training else None
         return functools.partial(_with_changes, augmentation)
-
-
-def _one_crop(augmentation: Augmentation, positions: Indices) -> Crops:
-    return augmentation.crops("training", positions)[:, np.newaxis]
 
 
 def _with_changes(augmentation: Augmentation | None, raw: Fields, positions: Indices) -> Fields:
