@@ -205,14 +205,13 @@ class Classification(VisionObjective):
         return None
 
     def transform(self, *, training: bool) -> Transform:
-        augmentation = self._augmentation if training else None
-        return functools.partial(_with_changes, augmentation)
+        if training and self._augmentation is not None:
+            return functools.partial(_with_changes, self._augmentation)
+        return super().transform(training=training)
 
 
-def _with_changes(augmentation: Augmentation | None, raw: Fields, positions: Indices) -> Fields:
-    """Images and labels as they are, and with augmentation the random changes [n, 6] of the images."""
-    if augmentation is None:
-        return raw
+def _with_changes(augmentation: Augmentation, raw: Fields, positions: Indices) -> Fields:
+    """Images and labels as they are, and the random changes [n, 6] of the images."""
     images = raw["image"]
     if augmentation.is_decoded:
         images = images.squeeze(1)
