@@ -30,6 +30,9 @@ Shares = dict[str, Annotated[float, Field(gt=0)]]
 
 T = TypeVar("T")
 
+IMAGE_TASKS = ("classify", "contrastive")
+TEXT_TASKS = ("lm", "mlm")
+
 _LATER = Path()  # a path that depends on the task and the environment
 _TEXTS: dict[str, Any] = {"type": ["string", "array"]}
 
@@ -349,7 +352,7 @@ class Settings(
 
     def _of_data(self) -> Iterator[tuple[str, str]]:
         task = self.task
-        is_text = task in ("lm", "mlm")
+        is_text = task in TEXT_TASKS
         if is_own(task) and self.data in HOLDS_BOTH:
             yield "data", f" {self.data} may be images or text: with your own task, name data that is one of them"
         if is_own(task) and self.model == "auto":
@@ -402,7 +405,7 @@ class Settings(
     def _of_ranks(self) -> Iterator[tuple[str, str]]:
         task = self.task
         parallel = self.parallel
-        if self.tensor_parallel > 1 and not (task in ("lm", "mlm") and parallel == "fsdp"):
+        if self.tensor_parallel > 1 and not (task in TEXT_TASKS and parallel == "fsdp"):
             yield "tensor_parallel", f" needs a language model and --parallel fsdp, not --task {task} with {parallel}"
         if self.shard_ranks and (self.tensor_parallel > 1 or self.ranks):
             yield "shard_ranks", " goes with neither --tensor-parallel nor --ranks"

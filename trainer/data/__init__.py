@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from trainer.config import Settings
-from trainer.config.schema import is_own
+from trainer.config.schema import IMAGE_TASKS, is_own
 from trainer.data.contract import BrokenSample, Data, Images, Samples, Split, TensorSplit, Text
 from trainer.data.images import cifar10, folder
 from trainer.data.own import own_data
@@ -45,6 +45,6 @@ def load_data(settings: Settings) -> Data:
     """
     if is_own(settings.data):
         return own_data(settings)
-    if settings.task in ("classify", "contrastive") or settings.data not in _TEXT:
+    if settings.task in IMAGE_TASKS or settings.data not in _TEXT:
         return _IMAGES[settings.data](settings)
     return _TEXT[settings.data](settings)

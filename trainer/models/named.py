@@ -17,7 +17,7 @@ from torch import nn
 
 from trainer.config import Settings
 from trainer.config.lengths import largest_divisor
-from trainer.config.schema import did_you_mean, is_own
+from trainer.config.schema import IMAGE_TASKS, did_you_mean, is_own
 from trainer.data.contract import Data, Images, Samples, Text
 from trainer.errors import SettingsError
 from trainer.models import custom
@@ -147,7 +147,7 @@ def _suits(settings: Settings, data: Data) -> bool:
     """Return whether the task can learn from the data; a task of one's own says so itself."""
     if is_own(settings.task):
         return True
-    if settings.task in ("classify", "contrastive"):
+    if settings.task in IMAGE_TASKS:
         return isinstance(data, Images)
     return isinstance(data, Text)
 
