@@ -241,7 +241,8 @@ class Run:
             former_samples = math.prod(state["batch"].values())
             now = session.samples_per_step
             if now and former_samples != now and state["phase"] == session.settings.phase:
-                self.telemetry.say(f"{now} samples per step instead of {former_samples}; steps and rate stay as given")
+                kept = "epochs and rate" if session.settings.epochs else "steps and rate"
+                self.telemetry.say(f"{now} samples per step instead of {former_samples}; {kept} stay as given")
             former = state["config"]["optimizer"]
             optimizer = session.settings.optimizer
             if former != optimizer:
@@ -283,7 +284,7 @@ class Run:
         yield _length(session)
         warmup = self.asked[number].warmup_steps
         if warmup != settings.warmup_steps:
-            yield f"a warm-up of {warmup} steps is longer than that: it takes {settings.warmup_steps}"
+            yield f"warm-up: {settings.warmup_steps} steps; the {warmup} asked for are more than all steps"
         if settings.phase:
             last_step = session.first_step + settings.steps - 1
             place = f"phase {number + 1} of {len(self.phases)}, {settings.phase}"
@@ -336,7 +337,11 @@ def _length(session: PhaseSession) -> str:
         return f"{steps} steps; an epoch has {samples:,} samples"
     ranks = session.strategy.data_ranks
     size, count = session.batches
+    taken = session.phase_step * per_step
+    if session.first_step == 1:
+        taken = session.progress.samples  # before a resume, steps may have had more or fewer
+    trained = taken + (steps - session.phase_step) * per_step
     return (
         f"{steps} steps of {per_step:,} samples (ranks x batch x accumulation: {ranks} x {size} x {count}), "
-        f"{steps * per_step / samples:.3g} epochs of {samples:,} samples"
+        f"{trained / samples:.3g} epochs of {samples:,} samples"
     )

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -55,21 +56,16 @@ def _measure_all(session: PhaseSession, stopping: Callable[[], bool]) -> dict[st
     if tokens:
         least = min(least, max(1, _MIN_TOKENS // tokens))
     size = session.held_out.reduced_batch or max(min(least, settings.max_batch_size), session.batches.size)
-    parts: dict[str, list[Tensor]] = defaultdict(list)
-    batches = session.held_out.batches(size)
-    while (fields := next(batches, None)) is not None:
-        measured = _measure(session, fields, survive=may_halve and size > 1)
-        stopped, out_of_memory = session.world.vote(stopping(), measured is None)
-        if stopped:
+    while True:
+        # Closed even if the objective fails: at the interpreter's end it is too late to end reading processes.
+        with contextlib.closing(session.held_out.batches(size)) as batches:
+            parts, end = _measure_batches(session, batches, stopping, survive=may_halve and size > 1)
+        if end == "stopped":
             return None
-        if measured is None or out_of_memory:
-            session.held_out.reduced_batch = size = size // 2
-            parts.clear()
-            batches = session.held_out.batches(size)
-            release_memory(session.world.device)
-            continue
-        for name, value in measured.items():
-            parts[name].append(value)
+        if end == "done":
+            break
+        session.held_out.reduced_batch = size = size // 2
+        release_memory(session.world.device)
     measures = {}
     for name, values in parts.items():
         if values[0].dim():
@@ -77,6 +73,23 @@ def _measure_all(session: PhaseSession, stopping: Callable[[], bool]) -> dict[st
         else:
             measures[name] = torch.stack(values).sum(dtype=torch.float64)
     return measures
+
+
+def _measure_batches(
+    session: PhaseSession, batches: Iterable[Fields], stopping: Callable[[], bool], *, survive: bool
+) -> tuple[dict[str, list[Tensor]], Literal["done", "stopped", "out of memory"]]:
+    """The measures of each batch, up to the first at which any rank is to stop or, to `survive`, ran out of memory."""
+    parts: dict[str, list[Tensor]] = defaultdict(list)
+    for fields in batches:
+        measured = _measure(session, fields, survive=survive)
+        stopped, out_of_memory = session.world.vote(stopping(), measured is None)
+        if stopped:
+            return parts, "stopped"
+        if measured is None or out_of_memory:
+            return parts, "out of memory"
+        for name, value in measured.items():
+            parts[name].append(value)
+    return parts, "done"
 
 
 def _measure(session: PhaseSession, fields: Fields, *, survive: bool) -> dict[str, Tensor] | None:
@@ -87,7 +100,7 @@ def _measure(session: PhaseSession, fields: Fields, *, survive: bool) -> dict[st
             if empty:
                 # It still needs a forward pass, which may be collective; few networks accept 0 samples.
                 fields = session.held_out.any_sample()
-            measured = session.objective.measure(fields)
+            measured = {name: torch.as_tensor(value) for name, value in session.objective.measure(fields).items()}
     except Exception as error:
         if survive and is_out_of_memory(error):
             return None

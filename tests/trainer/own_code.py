@@ -52,8 +52,8 @@ class Scaled(Regression):
     def forward(self, fields: Fields) -> Tensor:
         return super().forward(fields) * self.scale
 
-    def measure(self, fields: Fields) -> dict[str, Tensor]:
-        count = torch.tensor(float(len(fields["target"])))
+    def measure(self, fields: Fields) -> dict[str, Tensor | float]:
+        count = len(fields["target"])
         error = (self.model(fields["features"]).squeeze(1) - fields["target"]).abs().sum()
         return {"loss": self(fields) * count, "error": error, "count": count}
 
@@ -126,6 +126,10 @@ def raising(data_dir: Any) -> Samples:
     return Samples(TensorSplit(torch.load(data_dir / "missing")), Rows(1))
 
 
+def unequal() -> Samples:
+    return Samples(TensorSplit({"features": torch.zeros(4, FEATURES), "target": torch.zeros(3)}), table().held_out)
+
+
 class OneByOne(Split):
     """Samples that are not stacked."""
 
@@ -193,6 +197,43 @@ class OtherMetrics(Regression):
     """Metrics that are not those which are measured."""
 
     metrics = ("loss", "r2")
+
+
+class NotSummed(Regression):
+    """A measure of rows that are not added up."""
+
+    def measure(self, fields: Fields) -> dict[str, Tensor]:
+        return {"loss": fields["target"], "count": torch.tensor(1)}
+
+
+class CountsNothing(Regression):
+    """A mean over nothing."""
+
+    def measure(self, fields: Fields) -> dict[str, Tensor | float]:
+        return {"loss": self(fields), "count": 0}
+
+
+class OnlyTheLoss(Regression):
+    """A measure that is no dictionary."""
+
+    def measure(self, fields: Fields) -> Any:
+        return self(fields)
+
+
+class NoForward(Objective):
+    """A loss by another name."""
+
+    def loss(self, fields: Fields) -> Tensor:
+        return self.model(fields["features"]).mean()
+
+
+class FailsInValidation(Regression):
+    """A mistake that shows after the first samples."""
+
+    def measure(self, fields: Fields) -> dict[str, Tensor | float]:
+        if len(fields["target"]) > 2:
+            raise ZeroDivisionError("a mistake")
+        return {"loss": float(self(fields)), "count": 1}
 
 
 class WrongField(Regression):

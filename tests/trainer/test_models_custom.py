@@ -42,6 +42,10 @@ def with_needs(classes: int, layers: int) -> nn.Module:
     return nn.Linear(layers, classes)
 
 
+def with_a_mistake(classes: int, layers: int = 1) -> nn.Module:
+    return nn.Linear(layers, classes + "more")  # type: ignore[operator]
+
+
 def no_module() -> str:
     return "a string"
 
@@ -83,6 +87,7 @@ def test_a_function_gets_the_facts_that_it_takes(task: str, data: Data, facts: d
         (Settings(model="tests.no_such_module:make"), "No module named 'tests.no_such_module'"),
         (custom_model("by_facts", model_options={"hiden": 6}), "has no hiden; did you mean hidden?"),
         (custom_model("with_needs"), "with_needs: missing a required argument: 'layers'; give it in model_options"),
+        (custom_model("with_a_mistake"), "with_a_mistake: it fails: TypeError: unsupported operand type"),
         (custom_model("no_module"), "returned str, not a torch.nn.Module"),
     ],
 )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -49,6 +51,15 @@ def test_a_task_has_arguments_and_metrics_of_its_own(tmp_path: Path) -> None:
     assert end["test_error"] > 0
     assert events(tmp_path, "start")[0]["task"] == f"{HERE}:Scaled"
     assert (tmp_path / "checkpoints" / "best_model.pt").exists()
+
+
+@table("workers", ["0", "2"])
+def test_a_mistake_in_validation_ends_the_process(workers: str, tmp_path: Path) -> None:
+    flags = [*REGRESSION[:-1], f"{HERE}:FailsInValidation", "--num-workers", workers, "--steps", "2"]
+    command = [sys.executable, "-m", "trainer", *flags, "--device", "cpu", "--output-dir", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    assert "ZeroDivisionError: a mistake" in done.stderr
 
 
 def test_own_images_are_for_the_trainers_own_tasks(tmp_path: Path) -> None:
@@ -98,6 +109,11 @@ def test_trying_out_a_task_changes_neither_weights_nor_random_numbers() -> None:
         ({"task": "Rowwise"}, "forward returns (2,), not the mean loss"),
         ({"task": "Infinite"}, "the loss of the first samples is inf"),
         ({"task": "Detached"}, "does not depend on any parameter"),
+        ({"data": "unequal"}, "different numbers of samples: features 4, target 3"),
+        ({"task": "NoForward"}, "has no forward"),
+        ({"task": "NotSummed"}, "measure returns loss of shape (2,), not a sum"),
+        ({"task": "CountsNothing"}, "measure counts nothing"),
+        ({"task": "OnlyTheLoss"}, "measure returns Tensor: sums of loss and count are missing"),
         ({"task": "OtherMetrics"}, "it measures loss, but metrics says loss, r2"),
         ({"task": "WrongField"}, "KeyError: 'feature'"),
         ({"task": "Scaled", "task_options": {"scael": 1}}, "has no scael; did you mean scale?"),

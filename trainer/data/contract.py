@@ -75,9 +75,15 @@ class Split(ABC):
 
 @dataclass(frozen=True)
 class TensorSplit(Split):
-    """Samples in memory: tensors that all have the samples along their first dimension."""
+    """Samples in memory: tensors that all have the samples along their first dimension. Raises ValueError if not."""
 
     fields: Fields
+
+    def __post_init__(self) -> None:
+        lengths = {name: len(tensor) for name, tensor in self.fields.items()}
+        if len(set(lengths.values())) != 1:
+            listed = ", ".join(f"{name} {length}" for name, length in lengths.items())
+            raise ValueError(f"fields have different numbers of samples: {listed or 'there are none'}")
 
     def __len__(self) -> int:
         return len(next(iter(self.fields.values())))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -168,7 +168,7 @@ class HeldOut(_Feed):
         choice = functools.partial(evenly, self._samples, spread_over)
         self._held_out_reader = self._reader(choice, replaces=False)
 
-    def batches(self, batch_size: int) -> Iterator[Fields]:
+    def batches(self, batch_size: int) -> Generator[Fields]:
         """Yield this rank's batches: equally many on every rank, and of sizes that differ by at most one on a rank.
 
         If there are fewer samples than that, some batches have fields of length 0. Raises TrainerError like

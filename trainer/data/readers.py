@@ -236,6 +236,8 @@ class Readers:
 
     def close(self) -> None:
         """Let torch end the workers, which waits for their current batch; kill those that take too long."""
+        if self._loader is None:  # at the interpreter's end a generator may ask once more, when no thread can start
+            return
         atexit.unregister(self.close)
         killer = threading.Timer(_CLOSE_SECONDS, self._kill)
         killer.start()

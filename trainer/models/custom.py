@@ -16,7 +16,7 @@ from trainer.config.schema import did_you_mean, is_own
 from trainer.data.contract import Data, Images, Samples, Text
 from trainer.errors import SettingsError, TrainerError, one_line
 from trainer.models.own import Logits
-from trainer.own_code import call, check_options
+from trainer.own_code import call, check_options, explained
 
 OWN_FUNCTION_NEEDED = "model: for samples of your own, give package.module:function"
 
@@ -135,9 +135,10 @@ def build_from_function(settings: Settings, data: Data) -> nn.Module:
     """Call ``package.module:function`` with those of the data's facts that it takes, and with model_options.
 
     A task of one's own gets the module itself, any other a module whose output is one tensor. Raises SettingsError if
-    the function cannot be found, does not take them, or returns no module; its own errors pass.
+    the function cannot be found, does not take them, fails, or returns no module.
     """
-    model = call("model", settings.model, _facts(settings, data), settings.model_options)
+    with explained("model", settings.model, "it fails"):
+        model = call("model", settings.model, _facts(settings, data), settings.model_options)
     if not isinstance(model, nn.Module):
         raise SettingsError(f"model: {settings.model} returned {type(model).__name__}, not a torch.nn.Module")
     if is_own(settings.task):

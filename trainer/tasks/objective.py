@@ -47,8 +47,8 @@ class Objective(nn.Module):
         """The share [] of the batch that counts, where the objective is `weighed`."""
         raise NotImplementedError
 
-    def measure(self, fields: Fields) -> dict[str, Tensor]:
-        """Sums [] of a held-out batch, with ``loss`` and ``count``, or rows for `joined`. No gradient or exchange."""
+    def measure(self, fields: Fields) -> Mapping[str, Tensor | float]:
+        """Sums of a held-out batch, with ``loss`` and ``count``, or rows for `joined`. No gradient or exchange."""
         samples = len(next(iter(fields.values())))
         loss = self(fields) * samples
         return {"loss": loss, "count": torch.full_like(loss, samples)}

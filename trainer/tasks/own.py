@@ -28,6 +28,8 @@ def own_objective(settings: Settings, data: Data, model: nn.Module) -> Objective
         objective = call("task", settings.task, facts, settings.task_options)
     if not isinstance(objective, Objective):
         raise SettingsError(f"task: {settings.task} is no subclass of trainer.tasks.Objective")
+    if type(objective).forward is Objective.forward:
+        raise SettingsError(f"task: {settings.task} has no forward, which returns the mean loss of a batch")
     trained = set(model.parameters())
     outside = [name for name, parameter in objective.named_parameters() if parameter not in trained]
     if outside:
@@ -75,9 +77,15 @@ def _check_loss(loss: object, name: str) -> None:
         raise SettingsError(f"task: {name}: the loss does not depend on any parameter that is trained")
 
 
-def _check_measures(objective: Objective, measured: Mapping[str, Tensor], name: str) -> None:
-    if not {"loss", "count"} <= measured.keys():
-        raise SettingsError(f"task: {name}: measure returns {', '.join(measured)}: sums of loss and count are missing")
+def _check_measures(objective: Objective, measured: Mapping[str, Tensor | float], name: str) -> None:
+    if not isinstance(measured, Mapping) or not {"loss", "count"} <= measured.keys():
+        returned = ", ".join(measured) if isinstance(measured, Mapping) else type(measured).__name__
+        raise SettingsError(f"task: {name}: measure returns {returned}: sums of loss and count are missing")
+    for key, value in measured.items():
+        if isinstance(value, Tensor) and value.dim():
+            raise SettingsError(f"task: {name}: measure returns {key} of shape {tuple(value.shape)}, not a sum ()")
+    if not float(measured["count"]):
+        raise SettingsError(f"task: {name}: measure counts nothing in the first samples")
     means = objective.summary({key: float(value) for key, value in measured.items()})
     if set(means) != set(objective.metrics):
         raise SettingsError(
