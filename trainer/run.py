@@ -337,10 +337,10 @@ def _length(session: PhaseSession) -> str:
         return f"{steps} steps; an epoch has {samples:,} samples"
     ranks = session.strategy.data_ranks
     size, count = session.batches
-    taken = session.phase_step * per_step
+    samples_so_far = session.phase_step * per_step
     if session.first_step == 1:
-        taken = session.progress.samples  # before a resume, steps may have had more or fewer
-    trained = taken + (steps - session.phase_step) * per_step
+        samples_so_far = session.progress.samples  # before a resume, steps may have had more or fewer
+    trained = samples_so_far + (steps - session.phase_step) * per_step
     return (
         f"{steps} steps of {per_step:,} samples (ranks x batch x accumulation: {ranks} x {size} x {count}), "
         f"{trained / samples:.3g} epochs of {samples:,} samples"

@@ -146,9 +146,7 @@ def _of_hugging_face(network: Any, folder: Path) -> tuple[dict[str, Tensor], lis
     Read with transformers itself, which knows the names that older files use.
     """
     load_transformers().utils.logging.disable_progress_bar()
-    config = network.config
-    if (folder / "config.json").is_file():
-        config = type(config).from_pretrained(folder, local_files_only=True)
+    config = _stored_config(network, folder)
     with torch.random.fork_rng(devices=[]):
         stored, info = type(network).from_pretrained(
             folder,
@@ -164,3 +162,21 @@ def _of_hugging_face(network: Any, folder: Path) -> tuple[dict[str, Tensor], lis
     tensors = {name: tensor for name, tensor in stored.state_dict().items() if name not in made_up}
     vocabularies = getattr(config, "vocab_size", None), getattr(network.config, "vocab_size", None)
     return tensors, sorted(info["unexpected_keys"]), vocabularies
+
+
+def _stored_config(network: Any, folder: Path) -> Any:
+    """The configuration of the weights in a folder. Raises ValueError if they are of another kind or size of model.
+
+    transformers would make a network of that size first, of whatever a foreign configuration leaves open.
+    """
+    config_class = type(network.config)
+    if not (folder / "config.json").is_file():
+        return network.config
+    values, _ = config_class.get_config_dict(folder, local_files_only=True)
+    # A model of text and images has a configuration for each.
+    parts = [values, *(value for value in values.values() if isinstance(value, dict))]
+    kinds = [part["model_type"] for part in parts if "model_type" in part]
+    ours = network.config.model_type
+    if kinds and ours not in kinds:
+        raise ValueError(f"they are of a {kinds[0]} model, this one is {ours}; give its config.json to --model")
+    return config_class.from_pretrained(folder, local_files_only=True)
