@@ -241,8 +241,8 @@ class Run:
             former_samples = math.prod(state["batch"].values())
             now = session.samples_per_step
             if now and former_samples != now and state["phase"] == session.settings.phase:
-                kept = "epochs and rate" if session.settings.epochs else "steps and rate"
-                self.telemetry.say(f"{now} samples per step instead of {former_samples}; {kept} stay as given")
+                length = "epochs" if session.settings.epochs else "steps"
+                self.telemetry.say(f"{now} samples per step instead of {former_samples}; {length} and rate stay as given")
             former = state["config"]["optimizer"]
             optimizer = session.settings.optimizer
             if former != optimizer:
