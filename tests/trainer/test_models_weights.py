@@ -138,3 +138,14 @@ def test_damaged_and_other_files_are_refused_in_one_line(tmp_path: Path, name: s
     file.rename(tmp_path / "pytorch_model.bin")
     with pytest.raises(TrainerError, match=r"cannot be read: .*model\.safetensors"):
         tuned(tmp_path, name)
+
+
+def test_weights_of_another_kind_or_size_are_refused_before_they_take_memory(tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    saved(tmp_path, "gpt2")
+    with pytest.raises(TrainerError, match="they are of a gpt2 model, this one is llama"):
+        tuned(tmp_path, "smollm-135m")
+    huge = {**json.loads(config.read_text()), "n_embd": 1 << 20}
+    config.write_text(json.dumps(huge))
+    with pytest.raises(TrainerError, match=r"does not fit the model: transformer.wte.weight is \(\d+, 1048576\)"):
+        tuned(tmp_path, "gpt2")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +26,20 @@ _POSITIONS = ("wpe", "position")
 _PADDING = 64
 
 
+class _Match(NamedTuple):
+    """How stored tensors and a network's go together.
+
+    Attributes:
+        copies: pairs of a network's tensor, or its first rows, and what is to be copied into it.
+        fresh: names in the network of what stays as initialised.
+        problems: words for what does not fit.
+    """
+
+    copies: list[tuple[Tensor, Tensor]]
+    fresh: list[str]
+    problems: list[str]
+
+
 def load_weights(model: nn.Module, folder: Path) -> tuple[str, ...]:
     """Copy the weights in `folder` into `model`, matched by name; random state stays as it is.
 
@@ -33,34 +48,51 @@ def load_weights(model: nn.Module, folder: Path) -> tuple[str, ...]:
     Raises TrainerError, with the model unchanged, where anything else is missing, unexpected or of another shape.
     """
     network, prefix = network_of(model)
-    base: str | None = getattr(network, "base_model_prefix", None)
     try:
-        if base is not None:
-            stored, unknown, vocabularies = _of_hugging_face(network, folder)
+        if hasattr(network, "base_model_prefix"):
+            match = _match_of_hugging_face(network, folder)
         else:
-            stored = _read(folder)
-            unknown = []
-            vocabularies = None
+            match = _match(network, _read(folder))
     except Exception as error:  # the libraries raise many types for a damaged file
         raise TrainerError(f"weights: {folder} cannot be read: {one_line(error)}") from None
+    if match.problems:
+        more = f" and {len(match.problems) - 3} more" if len(match.problems) > 3 else ""
+        raise TrainerError(f"weights: {folder} does not fit the model: {', '.join(match.problems[:3])}{more}")
+    with torch.no_grad():
+        for target, source in match.copies:
+            target.copy_(source)
+    around = [name for name in model.state_dict() if not name.startswith(prefix)]
+    return (*around, *(prefix + name for name in match.fresh))
+
+
+def _match(
+    network: nn.Module,
+    stored: Mapping[str, Tensor],
+    unknown: Sequence[str] = (),
+    vocabularies: tuple[int | None, int | None] | None = None,
+) -> _Match:
+    """Match stored tensors with a network's by name. `unknown` are names that stored files have besides.
+
+    `vocabularies` are the sizes of theirs and ours.
+    """
+    base: str | None = getattr(network, "base_model_prefix", None)
 
     def in_head(name: str) -> bool:
         if base is None:
             return name.partition(".")[0] in _HEADS
         return not name.startswith(f"{base}.") or name.startswith(f"{base}.pooler.")  # poolers serve heads only
 
+    match = _Match([], [], [])
     ours = network.state_dict()
     surplus = [*unknown, *(name for name in stored if name not in ours)]
-    problems = [f"{name} is not in the model" for name in surplus if not in_head(name)]
-    fresh = [name for name in model.state_dict() if not name.startswith(prefix)]
-    copies: list[tuple[Tensor, Tensor]] = []
+    match.problems.extend(f"{name} is not in the model" for name in surplus if not in_head(name))
     for name, tensor in ours.items():
         theirs = stored.get(name)
         if theirs is None:
             if in_head(name):
-                fresh.append(prefix + name)
+                match.fresh.append(name)
             else:
-                problems.append(f"{name} is missing")
+                match.problems.append(f"{name} is missing")
             continue
         rows = 0
         if theirs.dim() == tensor.dim() > 0:
@@ -70,20 +102,14 @@ def load_weights(model: nn.Module, folder: Path) -> tuple[str, ...]:
         is_padded = is_vocabulary and abs(len(theirs) - len(tensor)) < _PADDING
         is_longer = same_rows and len(theirs) > len(tensor) and any(word in name for word in _POSITIONS)
         if theirs.shape == tensor.shape:
-            copies.append((tensor, theirs))
+            match.copies.append((tensor, theirs))
         elif is_padded or is_longer:
-            copies.append((tensor[:rows], theirs[:rows]))
+            match.copies.append((tensor[:rows], theirs[:rows]))
         elif in_head(name) and not is_vocabulary:
-            fresh.append(prefix + name)
+            match.fresh.append(name)
         else:
-            problems.append(f"{name} is {tuple(theirs.shape)}, the model's {tuple(tensor.shape)}")
-    if problems:
-        more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
-        raise TrainerError(f"weights: {folder} does not fit the model: {', '.join(problems[:3])}{more}")
-    with torch.no_grad():
-        for target, source in copies:
-            target.copy_(source)
-    return tuple(fresh)
+            match.problems.append(f"{name} is {tuple(theirs.shape)}, the model's {tuple(tensor.shape)}")
+    return match
 
 
 def network_of(model: nn.Module) -> tuple[nn.Module, str]:
@@ -140,14 +166,17 @@ def _read(folder: Path) -> dict[str, Tensor]:
     return {name: tensor for path in _files(folder) for name, tensor in load_file(path).items()}
 
 
-def _of_hugging_face(network: Any, folder: Path) -> tuple[dict[str, Tensor], list[str], tuple[Any, Any]]:
-    """Tensors by the network's names, names unknown to it, and sizes of vocabulary, theirs and ours.
-
-    Read with transformers itself, which knows the names that older files use.
-    """
+def _match_of_hugging_face(network: Any, folder: Path) -> _Match:
+    """Match a network with weights that transformers itself reads, because it knows the names that older files use."""
     load_transformers().utils.logging.disable_progress_bar()
     config = _stored_config(network, folder)
+    vocabularies = getattr(config, "vocab_size", None), getattr(network.config, "vocab_size", None)
     with torch.random.fork_rng(devices=[]):
+        with torch.device("meta"):
+            outline = type(network)(config).state_dict()
+        match = _match(network, outline, vocabularies=vocabularies)
+        if match.problems:  # another size, before memory of that size is taken
+            return match
         stored, info = type(network).from_pretrained(
             folder,
             config=config,
@@ -160,14 +189,13 @@ def _of_hugging_face(network: Any, folder: Path) -> tuple[dict[str, Tensor], lis
     # What transformers had to make up is as good as missing.
     made_up = set(info["missing_keys"]) | {name for name, *_ in info["mismatched_keys"]}
     tensors = {name: tensor for name, tensor in stored.state_dict().items() if name not in made_up}
-    vocabularies = getattr(config, "vocab_size", None), getattr(network.config, "vocab_size", None)
-    return tensors, sorted(info["unexpected_keys"]), vocabularies
+    return _match(network, tensors, sorted(info["unexpected_keys"]), vocabularies)
 
 
 def _stored_config(network: Any, folder: Path) -> Any:
-    """The configuration of the weights in a folder. Raises ValueError if they are of another kind or size of model.
+    """The configuration of the weights in a folder. Raises ValueError if it is another kind of model's.
 
-    transformers would make a network of that size first, of whatever a foreign configuration leaves open.
+    transformers would read it as ours, with huge defaults for what it lacks.
     """
     config_class = type(network.config)
     if not (folder / "config.json").is_file():
