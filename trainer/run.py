@@ -242,7 +242,9 @@ class Run:
             now = session.samples_per_step
             if now and former_samples != now and state["phase"] == session.settings.phase:
                 length = "epochs" if session.settings.epochs else "steps"
-                self.telemetry.say(f"{now} samples per step instead of {former_samples}; {length} and rate stay as given")
+                self.telemetry.say(
+                    f"{now} samples per step instead of {former_samples}; {length} and rate stay as given"
+                )
             former = state["config"]["optimizer"]
             optimizer = session.settings.optimizer
             if former != optimizer:
