@@ -190,7 +190,7 @@ def _signs() -> str:
 
 
 def _run_wide() -> str:
-    names = (name for name in Settings.model_fields if name in RUN_WIDE and name not in ("phase", "phases"))
+    names = (name for name in Settings.model_fields if name in RUN_WIDE and name not in ("phase", "phases", "epochs"))
     return ", ".join(f"`{name}`" for name in names) + ".\n"
 
 

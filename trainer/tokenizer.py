@@ -41,10 +41,14 @@ _BROKEN = rf"\g<0>{_BREAK}"  # what replaces the first character of a special to
 
 @dataclass(frozen=True)
 class Encoded:
-    """A document: uint32 tokens [n], and for each whether the loss covers it, bool [n]."""
+    """A document: uint32 tokens [n], and for each whether the loss covers it, bool [n].
+
+    `passed_over` counts the answers in it that are not learnt.
+    """
 
     tokens: npt.NDArray[np.uint32]
     learn: npt.NDArray[np.bool_]
+    passed_over: int = 0
 
 
 class Tokenizer:
@@ -97,6 +101,7 @@ class Tokenizer:
         ids, offsets = self._encode(text)
         starts = np.array(offsets, dtype=np.int64)
         learn = np.zeros(len(starts), dtype=np.bool_)
+        passed_over = 0
         for number, message in enumerate(content):
             if message["role"] == "assistant":
                 after = self.rendered(content[: number + 1])
@@ -105,7 +110,9 @@ class Tokenizer:
                     learn |= (starts >= start) & (starts < len(after.rstrip()))
                 elif number == len(content) - 1:
                     raise ValueError("the chat template renders an answer otherwise than what asks for it")
-        return Encoded(np.array(ids, dtype=np.uint32), learn)
+                else:
+                    passed_over += 1
+        return Encoded(np.array(ids, dtype=np.uint32), learn, passed_over)
 
     def _answer_start(self, prompt: Messages, answered: str) -> int | None:
         """Where the answer to a prompt begins in their rendering; None where that does not begin with the prompt.

@@ -187,6 +187,7 @@ def test_answers_that_a_template_shortens_later_are_not_learnt(tmp_path: Path) -
     question = {"role": "user", "content": "a"}
     encoded = tokenizer.document([question, answers[0], question, answers[1]])
     assert tokenizer.text(encoded.tokens[encoded.learn].tolist()) == answers[1]["content"]
+    assert encoded.passed_over == 1
     assert not tokenizer.document([question, answers[0], question]).learn.any()
     with pytest.raises(ValueError):
         tokenizer.document([question, answers[0], answers[1]])
@@ -344,6 +345,24 @@ def test_too_few_documents_are_refused(tmp_path: Path, folder: Path, capfd: pyte
     assert line.startswith("trainer: ")
     assert "documents are too few" in line
     assert not (tmp_path / "out" / "meta.json").exists()
+
+
+def test_a_folder_without_a_finished_slice_takes_other_inputs(
+    tmp_path: Path, folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    source = tmp_path / "chats.jsonl"
+    rows = [json.dumps(row) for row in conversations(60)]
+    source.write_text("\n".join([*rows, "{"]))
+    out = tmp_path / "out"
+    arguments = ["prepare", str(source), "--tokenizer", str(folder), "--out", str(out), "--context", "64"]
+    assert main(arguments) == 1
+    assert "chats.jsonl:61: this is not JSON" in capfd.readouterr().err
+    (out / "train-00007.bin").write_bytes(b"of a slice that was not finished")
+    source.write_text("\n".join(rows))
+    assert main(arguments) == 0
+    assert sorted(files(out)) == [
+        *("meta.json", "train-00000.bin", "train-00000.marks", "val-00000.bin", "val-00000.marks")
+    ]
 
 
 def test_a_folder_with_other_tokens_is_left_alone(

@@ -37,7 +37,15 @@ PREFIX = "TRAINER_"
 # Settings whose text is YAML, and so JSON; all but the first also key=value,key=value.
 _STRUCTURED = ("phases", "model_options", "data_options", "task_options", "lr_shares")
 # Words for types in the help text.
-_WORDS: Mapping[Any, str] = {int: "N", float: "X", str: "TEXT", Path: "PATH", Path | None: "PATH", BatchSize: "N|auto"}
+_WORDS: Mapping[Any, str] = {
+    int: "N",
+    float: "X",
+    str: "TEXT",
+    Path: "PATH",
+    Path | None: "PATH",
+    BatchSize: "N|auto",
+    tuple[str, ...]: "NAME,NAME",
+}
 Action = Literal["train", "print_config", "json_schema"]
 # Two ways to say one thing: the stronger source wins, and one source may give one of them.
 _INSTEAD = {"epochs": "steps", "samples_per_step": "grad_accum"}

@@ -15,11 +15,12 @@ import itertools
 import json
 import multiprocessing
 import os
+import re
 import signal
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
@@ -36,12 +37,13 @@ from trainer.tokenizer import Encoded, Tokenizer
 
 JOURNAL = "journal.jsonl"
 META = "meta.json"
+_SLICE_FILE = re.compile(r"\.?(train|val)-\d{5}\.(bin|marks)(\.tmp)?")
 
 _MOST_REFUSED = 100  # conversations of a slice that are left out before preparing ends, as of unreadable samples
 _PROMPTS = 4  # held-out prompts in meta.json, for --answer-every
 _PROMPT_TOKENS = 32  # length of a prompt from a text
 _PROGRESS_EVERY = 5.0  # seconds
-_COUNTS = ("documents", "rows", "held_out_rows", "tokens", "learnt", "padding", "shortened", "left_out")
+_COUNTS = ("documents", "rows", "held_out_rows", "tokens", "learnt", "padding", "shortened", "left_out", "passed_over")
 
 
 @dataclass(frozen=True)
@@ -126,13 +128,24 @@ def _journal(folder: Path, identity: dict[str, Any]) -> Iterator[tuple[TextIO, d
         whole = text[: text.rfind("\n") + 1]  # without a line that a killed process left incomplete
         lines = [json.loads(line) for line in whole.splitlines()]
         if lines and lines[0] != identity:
-            raise SettingsError(
-                f"{folder} holds tokens of other inputs, another tokenizer or another --context; name another folder"
-            )
+            _require_no_slices(folder, lines)
+            whole = ""
+            lines = []
         file.truncate(len(whole.encode()))
         if not lines:
             _append(file, identity)
         yield file, {line["slice"]: line for line in lines[1:]}
+
+
+def _require_no_slices(folder: Path, lines: Sequence[dict[str, Any]]) -> None:
+    """Raise SettingsError if another plan's journal has finished slices; delete what it has left of others."""
+    if len(lines) > 1:
+        raise SettingsError(
+            f"{folder} holds tokens of other inputs, another tokenizer or another --context; name another folder"
+        )
+    for path in folder.iterdir():
+        if _SLICE_FILE.fullmatch(path.name):
+            path.unlink()
 
 
 def _append(file: TextIO, line: dict[str, Any]) -> None:
@@ -142,9 +155,14 @@ def _append(file: TextIO, line: dict[str, Any]) -> None:
 
 
 def _write_meta(folder: Path, plan: PreparationPlan, tokenizer: Tokenizer, parts: list[dict[str, Any]]) -> None:
-    totals = {key: sum(part[key] for part in parts) for key in _COUNTS}
+    # A journal that an older version began does not have all counts.
+    totals = {key: sum(part.get(key, 0) for part in parts) for key in _COUNTS}
+    if totals["passed_over"]:
+        reason = "once more follows, the chat template renders them otherwise"
+        show(f"prepare: {totals['passed_over']} answers are not learnt: {reason}", error=True)
     if not totals["rows"] or not totals["held_out_rows"]:
-        few = f"{totals['documents']} documents are too few to train on some and hold others out; add documents, or "
+        used = totals["documents"] - totals["left_out"]
+        few = f"{used} documents are too few to train on some and hold others out; add documents, or "
         refusals = (part["refusal"] for part in parts if part["refusal"])
         raise TrainerError("; left out: ".join([f"{few}name files train… and val…", *itertools.islice(refusals, 1)]))
     meta = {
@@ -251,6 +269,7 @@ def _prepare_slice(plan: PreparationPlan, folder: Path, number: int, part: Slice
             if refused > _MOST_REFUSED:
                 raise TrainerError(f"more than {_MOST_REFUSED} conversations cannot be used; {refusal}") from None
             continue
+        counts["passed_over"] += encoded.passed_over
         if not is_text and len(encoded.tokens) > row:
             # The rest of a conversation is dropped: it means little without the beginning.
             counts["shortened"] += 1
