@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from trainer.batch import MicroBatches
-from trainer.checkpoints import FORMAT, State, random_state, restore_random_state, seed_everything
+from trainer.checkpoints import State, random_state, restore_random_state, seed_everything
 from trainer.config import Settings
 from trainer.config.lengths import largest_divisor, share_of_step
 from trainer.config.schema import is_own
@@ -91,7 +91,7 @@ class PhaseSession:
         self.ema = Ema(trained, settings.ema) if settings.ema else None
         share = Share(self.strategy.data_rank, self.strategy.data_ranks, world.device)
         transform = self.objective.transform
-        crops = self.objective.crops(training=True)
+        crops = self.objective.crops()
         self.feed = BatchFeed(self.data.train, transform(training=True), settings, share, crops=crops)
         self.held_out = HeldOut(self.data.held_out, transform(training=False), settings, share)
         batch_size = settings.batch_size if isinstance(settings.batch_size, int) else 0
@@ -148,7 +148,6 @@ class PhaseSession:
         progress = self.progress
         model_state = self.strategy.model_state()
         return {
-            "format": FORMAT,
             "config": self.settings.model_dump(mode="json"),
             "step": progress.step,
             "samples": progress.samples,

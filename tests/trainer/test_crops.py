@@ -74,7 +74,7 @@ def batches(data: Images, objective: Objective, *, first: int, count: int, worke
     """Batches of four from sample `first` of the run on."""
     settings = Settings.model_validate({"batch_size": 4, "num_workers": workers})
     transform = objective.transform(training=True)
-    crops = objective.crops(training=True)
+    crops = objective.crops()
     with closing(BatchFeed(data.train, transform, settings, SHARE, crops=crops)) as feed:
         feed.seek(first, 4)
         return [feed.next() for _ in range(count)]
@@ -158,8 +158,8 @@ def test_small_images_and_those_in_memory_are_changed_on_the_device(tmp_path: Pa
         )
         data = images(data="images", data_dir=tmp_path, image_size=size)
         assert isinstance(data.train, EncodedImages)
-        assert build_objective(settings, data, nn.Identity(), ALONE).crops(training=True) is None
-    assert task(images(data="digits", image_size=SIZE)).crops(training=True) is None
+        assert build_objective(settings, data, nn.Identity(), ALONE).crops() is None
+    assert task(images(data="digits", image_size=SIZE)).crops() is None
 
 
 def test_a_run_with_crops_resumes_bit_for_bit(photos: Images, tmp_path: Path) -> None:

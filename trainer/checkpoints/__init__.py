@@ -5,7 +5,7 @@ writes; `state` copies live tensors and splits them by rank; `files` has names, 
 writes and reads content; `rotation` chooses and deletes. Read `writer` first.
 """
 
-from trainer.checkpoints.files import FORMAT, State, require_writable
+from trainer.checkpoints.files import State, require_writable
 from trainer.checkpoints.rotation import ResumeChoice, check_fits, choose, existing, load
 from trainer.checkpoints.state import (
     Parts,
@@ -19,7 +19,6 @@ from trainer.checkpoints.streams import sign_of_life
 from trainer.checkpoints.writer import Checkpointer, Need, Outcome, still_writing
 
 __all__ = [
-    "FORMAT",
     "Checkpointer",
     "Need",
     "Outcome",

@@ -87,8 +87,8 @@ class Contrastive(VisionObjective):
         embeddings: Tensor = self.model(self.pixels(views))
         return functional.normalize(embeddings.float(), dim=-1).view(len(images), 2, -1)
 
-    def crops(self, *, training: bool) -> CropDraw | None:
-        if training and self._view.is_decoded:
+    def crops(self) -> CropDraw | None:
+        if self._view.is_decoded:
             return functools.partial(self._view.crops, [f"training view {number}" for number in (1, 2)])
         return None
 

@@ -66,8 +66,8 @@ class Objective(nn.Module):
         """From raw samples to the fields that `forward` and `measure` take; picklable."""
         return _as_they_are
 
-    def crops(self, *, training: bool) -> CropDraw | None:
-        """The crops of images that are decoded when they are read, by position; None: the images as a whole."""
+    def crops(self) -> CropDraw | None:
+        """The crops of images that are decoded when they are read to train on, by position; None: whole images."""
         return None
 
     def flops_per_sample(self) -> float | None:

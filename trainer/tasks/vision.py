@@ -199,8 +199,8 @@ class Classification(VisionObjective):
             sums["top5_accuracy"] = (logits.topk(5).indices == labels.unsqueeze(-1)).sum()
         return sums
 
-    def crops(self, *, training: bool) -> CropDraw | None:
-        if training and self._augmentation is not None and self._augmentation.is_decoded:
+    def crops(self) -> CropDraw | None:
+        if self._augmentation is not None and self._augmentation.is_decoded:
             return functools.partial(self._augmentation.crops, ("training",))
         return None
 
