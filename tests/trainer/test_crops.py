@@ -110,10 +110,11 @@ def test_a_crop_has_the_detail_of_the_file() -> None:
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG"])
-@pytest.mark.parametrize("width", [40, 200, 1800])  # a JPEG of the last is decoded at a part of its size
-def test_a_crop_shows_the_part_that_was_drawn(kind: str, width: int) -> None:
-    content = encoded(gradient(width, 300), kind)
-    box = Box(0.25 * width, 30.0, 0.5 * width, 60.0)
+# A JPEG of 1800 pixels is decoded at a part of its size, and the first size is the one that crops are resized to.
+@pytest.mark.parametrize(("width", "height"), [(SIZE, SIZE), (40, 300), (200, 300), (1800, 300)])
+def test_a_crop_shows_the_part_that_was_drawn(kind: str, width: int, height: int) -> None:
+    content = encoded(gradient(width, height), kind)
+    box = Box(0.25 * width, 0.1 * height, 0.5 * width, 0.2 * height)
     pixels = decode(content, SIZE, part=lambda *_: box).float()
     centres = (torch.arange(SIZE) + 0.5) / SIZE
     assert (pixels[0].mean(0) - 255 * (0.25 + 0.5 * centres)).abs().max() < 8

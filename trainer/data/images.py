@@ -90,7 +90,7 @@ def decode(content: bytes, size: int, shape: Shape | None = None, part: Part | N
         elif image.mode == "P":  # a palette may hold transparent colours
             image = image.convert("RGBA")
         image = image.convert("RGB")
-        if size and image.size != (size, size):
+        if size:
             across = image.width / width
             down = image.height / height
             end = ((box.x + box.width) * across, (box.y + box.height) * down)
