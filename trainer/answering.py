@@ -28,6 +28,7 @@ class Prompts:
         if not self._prompts:
             raise SettingsError(f"--answer-every: no prompt of the tokens is shorter than --context {data.context}")
         self._session = session
+        self.tokens = 0  # generated so far, a sign of life
         self._tokenizer = Tokenizer(data.tokenizer)
         self._context = data.context
 
@@ -49,6 +50,7 @@ class Prompts:
         while len(tokens) < min(len(prompt) + session.settings.answer_tokens, self._context):
             # Rank 0's choice, because GPUs may round differently.
             token = session.world.from_main(int(self._scores(tokens).argmax()))
+            self.tokens += 1
             if token in self._tokenizer.stops:
                 break
             tokens.append(token)

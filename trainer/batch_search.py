@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -23,13 +21,22 @@ def largest_batch(stepper: Stepper) -> int:
     world = session.world
     state = shared_state(parts_on_host(session.state(), world), world, settings.checkpoint_dir)
     batches = session.batches
-    probe = functools.partial(_probe, stepper)
+    trials = 0
+
+    def probe(size: int) -> Probe | None:
+        nonlocal trials
+        trials += 1
+        return _probe(stepper, size)
+
     first = 1
     if any(isinstance(module, _BatchNorm) for module in session.objective.model.modules()):
         first = min(2, settings.max_batch_size)  # one sample may have no statistics, which torch refuses
-    # Memory must be measured with the optimizer's state, which the first step creates.
-    probe(first)
-    batch_size = find_batch(probe, settings.max_batch_size, world, first=first)
+    # A stop request waits for the first step after the search, of which each trial is a sign of life.
+    with stepper.signals.patient(lambda: trials):
+        # Memory must be measured with the optimizer's state, which the first step creates.
+        probe(first)
+        batch_size = find_batch(probe, settings.max_batch_size, world, first=first)
+    # Without the optimizer's state: `load` would leave that of a state which has none yet.
     session.strategy.load_optimizer_state({})
     session.load(state)
     session.batches = batches

@@ -148,8 +148,11 @@ class Loop:
         """Log the model's answers to held-out prompts."""
         self.results.drain()
         assert self.prompts is not None
+        prompts = self.prompts
         step = self.progress.step
-        for prompt, answer in self.prompts.answers():
+        with self.signals.patient(lambda: prompts.tokens):
+            answers = prompts.answers()
+        for prompt, answer in answers:
             self.telemetry.event(step, "answer", prompt=prompt, answer=answer)
             self.telemetry.say(f"step {step}: {prompt!r} -> {answer!r}")
 

@@ -154,3 +154,18 @@ def test_the_timeout_of_a_stop_holds_in_later_phases(tmp_path: Path) -> None:
     _, error = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == 1
     assert "Timeout (0:00:01" in error
+
+
+@pytest.mark.long
+def test_a_search_for_the_batch_may_take_longer_than_a_stop(tmp_path: Path) -> None:
+    """Each of eight trials takes a second, and a step has five to end."""
+    sizes = ["--batch-size", "auto", "--max-batch-size", "64", "--stop-timeout", "5", "--validate-every", "0"]
+    faults = ["--inject", "slow@step=1,seconds=1,times=always"]
+    command = [sys.executable, "-m", "trainer", "--output-dir", str(tmp_path), *SMALL[2:], *sizes, *faults]
+    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    metrics = tmp_path / "metrics.jsonl"
+    wait_until(lambda: metrics.exists() and '"event": "start"' in metrics.read_text(), PATIENCE_SECONDS)
+    process.send_signal(signal.SIGTERM)
+    _, error = process.communicate(timeout=PATIENCE_SECONDS)
+    assert process.returncode == 0, error
+    assert [path.name for path in (tmp_path / "checkpoints").glob("*.pt")] == ["step_00000001.pt"]
