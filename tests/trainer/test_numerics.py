@@ -158,6 +158,14 @@ def test_local_sgd_is_two_plain_loops_whose_weights_are_averaged(two_ranks: Rank
     assert farthest(trained(tmp_path, 8), dict(models[0].state_dict())) < 1e-6
 
 
+def test_local_sgd_leaves_frozen_weights_as_they_are(two_ranks: Ranks, tmp_path: Path) -> None:
+    code = "tests.trainer.own_code"
+    flags = ("--data", f"{code}:table", "--task", f"{code}:Regression", "--model", f"{code}:Tiny", "--batch-size", "4")
+    flags += ("--train-only", "trained", "--parallel", "local_sgd", "--average-every", "2", "--steps", "4")
+    two_ranks.run(train_on, tmp_path, *flags)
+    assert trained(tmp_path, 4)["frozen"] > 0
+
+
 def test_local_sgd_resumes_bit_for_bit_between_two_averages(two_ranks: Ranks, tmp_path: Path) -> None:
     flags = ("--parallel", "local_sgd", "--average-from", "2", "--average-every", "4", "--steps", "12")
     flags += ("--checkpoint-every", "4", "--validate-every", "5", "--dropout", "0.2")

@@ -51,7 +51,7 @@ class LocalSgd(Ddp):
         wrapped.register_comm_hook(self._gradients, post_localSGD_hook)
 
     def measuring(self) -> contextlib.AbstractContextManager[None]:
-        self._average(self.names)
+        self._average_weights()
         return super().measuring()
 
     def exchange_seconds(self) -> float | None:
@@ -64,7 +64,7 @@ class LocalSgd(Ddp):
         self.optimizer.averager.step = steps
 
     def model_state(self) -> dict[str, Tensor]:
-        self._average(self.names)
+        self._average_weights()
         broadcast_from_main(self.objective.model.buffers(), self.world)
         return super().model_state()
 
@@ -76,6 +76,10 @@ class LocalSgd(Ddp):
     def load_optimizer_state(self, state: OptimizerState) -> None:
         load_state_by_name(self.optimizer.optim, self.names, state)
         self.optimizer.param_groups = self.optimizer.optim.param_groups  # loading has made others
+
+    def _average_weights(self) -> None:
+        # Frozen ones are equal, and rounding would change them.
+        self._average(parameter for parameter in self.names if parameter.requires_grad)
 
     @torch.no_grad()
     def _average(self, tensors: Iterable[Tensor | None]) -> None:

@@ -124,8 +124,11 @@ class Strategy:
         return {name: local_shard(gradient) for name, gradient in gradients.items() if gradient is not None}
 
     def unlike_gradients(self) -> tuple[str, list[int]] | None:
-        """The first parameter whose gradients are not equal bit for bit on ranks with the same shard of it, and the
-        ranks that differ from the first such rank; None if all are equal (collective)."""
+        """The first parameter whose gradients have unlike checksums on ranks with the same shard of it, and the ranks
+        that differ from the first such rank; None if all are alike (collective).
+
+        A checksum is the sum of the values' bits as integers: no rounding hides a difference.
+        """
         gradients = self.local_gradients()
         sums = [gradient.view(_INTEGERS[gradient.itemsize]).sum(dtype=torch.int64) for gradient in gradients.values()]
         values = torch.stack(sums).tolist() if sums else []
