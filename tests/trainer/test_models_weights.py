@@ -8,13 +8,16 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+import transformers
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from tests.tables import table
-from tests.trainer.small_models import SMALL, images, inputs, small_settings, text
+from tests.trainer.small_models import LLAMA, SMALL, images, inputs, small_settings, text
 from trainer.errors import TrainerError
 from trainer.models import Built, build, build_model
+from trainer.models.own import Logits
+from trainer.models.weights import load_weights
 
 
 def saved(folder: Path, name: str, data: Any = None, **changes: Any) -> nn.Module:
@@ -138,6 +141,25 @@ def test_damaged_and_other_files_are_refused_in_one_line(tmp_path: Path, name: s
     file.rename(tmp_path / "pytorch_model.bin")
     with pytest.raises(TrainerError, match=r"cannot be read: .*model\.safetensors"):
         tuned(tmp_path, name)
+
+
+def test_below_a_head_nothing_may_be_missing_in_whatever_network(tmp_path: Path) -> None:
+    lost = "embedder.embedder.convolution.weight"
+    saved(tmp_path, "resnet18")
+    backbone = tuned(tmp_path, "resnet18", task="contrastive")
+    assert all(name.startswith("projection.") for name in backbone.fresh), "the head of the folder is left out"
+    tensors = load_file(tmp_path / "model.safetensors")
+    del tensors[f"resnet.{lost}"]
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(TrainerError, match=f"{lost} is missing"):
+        tuned(tmp_path, "resnet18", task="contrastive")
+    config = transformers.Llama4TextConfig(vocab_size=64, head_dim=8, num_key_value_heads=1, intermediate_size_mlp=64,
+        num_local_experts=2, max_position_embeddings=16, **LLAMA)  # fmt: skip
+    llama = Logits(transformers.Llama4ForCausalLM(config))
+    save_file(dict(llama.inner.model.norm.state_dict(prefix="model.norm.")), tmp_path / "model.safetensors")
+    config.save_pretrained(tmp_path)
+    with pytest.raises(TrainerError, match=r"model\.layers\.0.* is missing"):
+        load_weights(llama, tmp_path)
 
 
 def test_weights_of_another_kind_or_size_are_refused_before_they_take_memory(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from torch import nn
 from trainer.config import Settings
 from trainer.config.schema import did_you_mean
 from trainer.errors import SettingsError, one_line
-from trainer.models.weights import name_in_files, network_of
+from trainer.models.weights import base_name, name_in_files, network_of
 
 
 def choose_trained(model: nn.Module, settings: Settings, fresh: Collection[str]) -> frozenset[str]:
@@ -53,9 +53,9 @@ def add_adapters(network: Any, settings: Settings, fresh: Iterable[str]) -> Any:
     Adapters change nothing at first. Returns peft's model around the network. Raises SettingsError.
     """
     peft = _load_peft()
-    base = getattr(network, "base_model_prefix", None)
-    if base is None:
+    if not hasattr(network, "base_model_prefix"):
         raise SettingsError("--lora needs a model of transformers, such as smollm-135m or a config.json")
+    base = base_name(network)
     for layer in settings.lora_modules:
         _require_layer(network, layer)
     defaults = peft.utils.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
@@ -64,7 +64,8 @@ def add_adapters(network: Any, settings: Settings, fresh: Iterable[str]) -> Any:
         options["target_modules"] = list(settings.lora_modules)
     else:
         options["target_modules"] = defaults.get(network.config.model_type) or "all-linear"
-        options["exclude_modules"] = rf"(?!{re.escape(base)}\.).*"  # the head
+        if base:
+            options["exclude_modules"] = rf"(?!{re.escape(base)}\.).*"  # the head
     if settings.task == "lm":
         options["task_type"] = "CAUSAL_LM"
     config = peft.LoraConfig(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -75,15 +75,9 @@ def _match(
 
     `vocabularies` are the sizes of theirs and ours.
     """
-    base: str | None = getattr(network, "base_model_prefix", None)
-
-    def in_head(name: str) -> bool:
-        if base is None:
-            return name.partition(".")[0] in _HEADS
-        return not name.startswith(f"{base}.") or name.startswith(f"{base}.pooler.")  # poolers serve heads only
-
     match = _Match([], [], [])
     ours = network.state_dict()
+    in_head = _head_of(network)
     surplus = [*unknown, *(name for name in stored if name not in ours)]
     match.problems.extend(f"{name} is not in the model" for name in surplus if not in_head(name))
     for name, tensor in ours.items():
@@ -110,6 +104,29 @@ def _match(
         else:
             match.problems.append(f"{name} is {tuple(theirs.shape)}, the model's {tuple(tensor.shape)}")
     return match
+
+
+def _head_of(network: Any) -> Callable[[str], bool]:
+    """A test for names of tensors that depend on the classes, so that they may be absent from a folder or differ there.
+
+    Where a network of transformers has no head, that is what a folder has besides.
+    """
+    if not hasattr(network, "base_model_prefix"):
+        return lambda name: name.partition(".")[0] in _HEADS
+    base = base_name(network)
+    if base:  # poolers serve heads only
+        return lambda name: not name.startswith(f"{base}.") or name.startswith(f"{base}.pooler.")
+    ours = frozenset(network.state_dict())
+    below = f"{network.base_model_prefix}."
+    return lambda name: name.startswith("pooler.") or (name not in ours and not name.startswith(below))
+
+
+def base_name(network: Any) -> str:
+    """The name of the part of a network of transformers that is below its head; empty if it has none."""
+    prefix: str = network.base_model_prefix
+    if hasattr(network, prefix):
+        return prefix
+    return next((name for name, part in network.named_children() if hasattr(part, "base_model_prefix")), "")
 
 
 def network_of(model: nn.Module) -> tuple[nn.Module, str]:
