@@ -24,7 +24,7 @@ from trainer.__main__ import main
 from trainer.errors import TrainerError
 from trainer.preparing import PreparationPlan, documents, prepare
 from trainer.preparing.packing import BEGIN, LEARN, best_fit, pack, split_document
-from trainer.preparing.prepare import _prepare_slice, _write_meta
+from trainer.preparing.prepare import _prepare_slice
 from trainer.tokenizer import Encoded, Tokenizer
 
 
@@ -172,8 +172,10 @@ def test_conversations_that_a_template_cannot_render_are_left_out(
     assert (line["documents"], line["left_out"]) == (40, refused)
     if message:
         with pytest.raises(TrainerError, match=message) as raised:
-            _write_meta(tmp_path, plan, Tokenizer(folder), [line])
+            prepare(plan, tmp_path / "out", processes=1)
         assert first in str(raised.value)
+        plan.inputs[0].write_text("".join(json.dumps(row) + "\n" for row in conversations(60)))
+        assert prepare(plan, tmp_path / "out", processes=1).finished, "the folder is free for other inputs"
 
 
 def test_answers_that_a_template_shortens_later_are_not_learnt(tmp_path: Path) -> None:

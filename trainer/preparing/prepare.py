@@ -95,7 +95,11 @@ def prepare(
                     finished[line["slice"]] = line
                     _append(journal, line)
                 if complete := len(finished) == len(slices):
-                    _write_meta(folder, plan, tokenizer, [finished[number] for number in sorted(finished)])
+                    parts = [finished[number] for number in sorted(finished)]
+                    if not (sum(part["rows"] for part in parts) and sum(part["held_out_rows"] for part in parts)):
+                        _forget_slices(journal)
+                        raise _too_few(parts)
+                    _write_meta(folder, plan, tokenizer, parts)
     except OSError as error:
         raise TrainerError(f"{error.filename or folder}: {error.strerror}") from None
     documents, tokens = (sum(line[key] for line in finished.values()) for key in ("documents", "tokens"))
@@ -148,6 +152,19 @@ def _require_no_slices(folder: Path, lines: Sequence[dict[str, Any]]) -> None:
             path.unlink()
 
 
+def _forget_slices(journal: TextIO) -> None:
+    """Truncate a journal to its first line: what it lists cannot be used, and other inputs may take its place."""
+    journal.seek(0)
+    journal.truncate(len(journal.readline().encode()))
+
+
+def _too_few(parts: list[dict[str, Any]]) -> TrainerError:
+    used = sum(part["documents"] - part["left_out"] for part in parts)
+    few = f"{used} documents are too few to train on some and hold others out; add documents, or "
+    refusals = (part["refusal"] for part in parts if part["refusal"])
+    return TrainerError("; left out: ".join([f"{few}name files train… and val…", *itertools.islice(refusals, 1)]))
+
+
 def _append(file: TextIO, line: dict[str, Any]) -> None:
     file.write(json.dumps(line) + "\n")
     file.flush()
@@ -155,16 +172,10 @@ def _append(file: TextIO, line: dict[str, Any]) -> None:
 
 
 def _write_meta(folder: Path, plan: PreparationPlan, tokenizer: Tokenizer, parts: list[dict[str, Any]]) -> None:
-    # A journal that an older version began does not have all counts.
-    totals = {key: sum(part.get(key, 0) for part in parts) for key in _COUNTS}
+    totals = {key: sum(part[key] for part in parts) for key in _COUNTS}
     if totals["passed_over"]:
         reason = "once more follows, the chat template renders them otherwise"
         show(f"prepare: {totals['passed_over']} answers are not learnt: {reason}", error=True)
-    if not totals["rows"] or not totals["held_out_rows"]:
-        used = totals["documents"] - totals["left_out"]
-        few = f"{used} documents are too few to train on some and hold others out; add documents, or "
-        refusals = (part["refusal"] for part in parts if part["refusal"])
-        raise TrainerError("; left out: ".join([f"{few}name files train… and val…", *itertools.islice(refusals, 1)]))
     meta = {
         "dtype": _dtype(tokenizer),
         "vocabulary": tokenizer.size,
