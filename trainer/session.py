@@ -98,7 +98,7 @@ class PhaseSession:
         self.batches = MicroBatches(batch_size, settings.grad_accum)
         if is_own(settings.task):
             with_gradients = not shards_weights(settings, world)
-            try_out(self.objective, self.data, settings, world.device, with_gradients=with_gradients)
+            try_out(self.objective, self.data, settings, world, self.precision, with_gradients=with_gradients)
         self.mixes_documents = (
             isinstance(self.data, Text)
             and self.data.marked
@@ -195,7 +195,7 @@ class PhaseSession:
             learnt = {key: former_scaler[key] for key in ("scale", "_growth_tracker")}
             scaler.load_state_dict(scaler.state_dict() | learnt)
         self.batches = self._batches_after(state)
-        self._restore_random(state["random"])
+        self._restore_random(state["random"], state["batch"]["ranks"])
 
     def _absent(self, base: dict[str, str] | None) -> frozenset[str]:
         """The names of what a state lacks because it is in its base. Raises ValueError if this run has another."""
@@ -213,8 +213,11 @@ class PhaseSession:
         former = state["config"]
         saved = MicroBatches(state["batch"]["batch_size"], state["batch"]["grad_accum"])
         if settings.phase == state["phase"]:
-            if (settings.batch_size, settings.grad_accum) == (former["batch_size"], former["grad_accum"]):
-                # The settings are the same, so a batch size that was found or reduced still fits.
+            names = ("batch_size", "grad_accum", "samples_per_step")
+            is_same = all(getattr(settings, name) == former[name] for name in names)
+            if settings.samples_per_step:
+                is_same = is_same and state["batch"]["ranks"] == self.strategy.data_ranks
+            if is_same:  # so a batch size that was found or reduced still fits
                 return saved
             return self.batches
         batches = self.batches
@@ -223,11 +226,13 @@ class PhaseSession:
             batches = batches.smaller() or MicroBatches(1, batches.per_step)
         return batches
 
-    def _restore_random(self, states: Sequence[Any]) -> None:
-        """Restore this rank's state of the random generators from those of all ranks that saved."""
-        # Ranks that share layers draw the same numbers.
-        source = self.strategy.data_rank * (self.world.size // self.strategy.data_ranks)
-        if source < len(states):
+    def _restore_random(self, states: Sequence[Any], data_ranks: int) -> None:
+        """Restore this rank's state of the random generators from those of all ranks that saved.
+
+        They were so many data ranks: ranks that share layers draw the same numbers.
+        """
+        if self.strategy.data_rank < data_ranks:
+            source = self.strategy.data_rank * (len(states) // data_ranks)
             restore_random_state(states[source], self.world.device)
         else:
             seed_everything(self._rank_seed())  # the state was saved by fewer ranks

@@ -92,6 +92,36 @@ class Autoencoder(nn.Module):
         return rebuilt
 
 
+class Counting(Autoencoder):
+    """It counts its batches, as codebooks and dead features are counted."""
+
+    def __init__(self, image_shape: tuple[int, int, int]) -> None:
+        super().__init__(image_shape)
+        self.register_buffer("batches", torch.zeros(()))
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        self.batches += 1
+        return super().forward(pixels)
+
+
+class Tiny(nn.Module):
+    """A weight so small that half of it is 0."""
+
+    def __init__(self, columns: int) -> None:
+        super().__init__()
+        self.trained = nn.Linear(columns, 1)
+        self.frozen = nn.Parameter(torch.full((), 1e-45))
+
+    def forward(self, features: Tensor) -> Tensor:
+        predicted: Tensor = self.trained(features) + self.frozen
+        return predicted
+
+
+def half_network(columns: int) -> nn.Module:
+    """Weights in bf16, as those of large models are."""
+    return network(columns).to(torch.bfloat16)
+
+
 class FirstIsTorn(TensorSplit):
     """A table whose first row cannot be read."""
 

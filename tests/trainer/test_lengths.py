@@ -110,6 +110,13 @@ def test_epochs_that_are_resumed_with_other_ranks_are_the_undisturbed_run(two_ra
     assert load(tmp_path / "again" / "checkpoints" / f"step_{steps:08d}.pt")["samples"] == steps * 24
 
 
+def test_other_samples_per_step_are_taken_when_a_run_resumes(tmp_path: Path) -> None:
+    flags = ("--batch-size", "auto", "--max-batch-size", "4", "--checkpoint-every", "2", "--resume", "auto", *DROPPED)
+    assert train(tmp_path, *flags, "--samples-per-step", "12", "--steps", "2") == 0
+    assert train(tmp_path, *flags, "--samples-per-step", "20", "--steps", "4") == 0
+    assert [line["samples"] for line in step_lines(tmp_path)] == [12, 24, 44, 64]
+
+
 def test_epochs_end_where_they_should_if_a_resumed_run_takes_larger_steps(tmp_path: Path) -> None:
     assert train(tmp_path / "first", "--epochs", "0.2", "--checkpoint-every", "5", *DROPPED) == 0
     begin = str(tmp_path / "first" / "checkpoints" / "step_00000005.pt")

@@ -74,6 +74,12 @@ def test_an_own_task_learns_from_the_trainers_own_data(tmp_path: Path) -> None:
     assert losses[-1] < losses[0]
 
 
+def test_a_model_in_bf16_is_tried_as_it_is_trained(tmp_path: Path) -> None:
+    flags = (*REGRESSION[:2], "--model", f"{HERE}:half_network", *REGRESSION[4:], "--precision", "bf16")
+    assert train(tmp_path, *flags, "--steps", "3") == 0
+    assert len(step_lines(tmp_path)) == 3
+
+
 def test_a_first_sample_that_is_broken_is_replaced_as_any_other(tmp_path: Path) -> None:
     own = ("--data", f"{HERE}:torn", *REGRESSION[2:])
     with PhaseSession(settings(*own), ALONE, 1, TrainingProgress()) as session:
@@ -83,13 +89,14 @@ def test_a_first_sample_that_is_broken_is_replaced_as_any_other(tmp_path: Path) 
 
 
 def test_trying_out_a_task_changes_neither_weights_nor_random_numbers() -> None:
-    flags = ("--data", "digits", "--task", f"{HERE}:Pixels", "--model", f"{HERE}:Autoencoder", "--device", "cpu")
+    flags = ("--data", "digits", "--task", f"{HERE}:Pixels", "--model", f"{HERE}:Counting", "--device", "cpu")
     chosen = settings(*flags)
     with PhaseSession(chosen, ALONE, 1, TrainingProgress()) as session:
         drawn = torch.rand(3)
         assert session.objective.training
         norm = session.built.model.encode[1]  # type: ignore[union-attr,index]
         assert torch.equal(norm.running_mean, torch.zeros(8))
+        assert session.built.model.batches == 0
         with PhaseSession(chosen, ALONE, 1, TrainingProgress()):
             assert torch.equal(torch.rand(3), drawn)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Mapping
 
@@ -10,10 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from trainer.config import Settings
-from trainer.data.contract import BrokenSample, Data
+from trainer.data.contract import BrokenSample, Data, Fields
 from trainer.errors import SettingsError
 from trainer.own_code import call, explained
+from trainer.precision import Precision
 from trainer.tasks.objective import Objective
+from trainer.world import World
 
 _TRIED = 2  # samples: one would hide a loss that is not a mean
 
@@ -38,29 +41,39 @@ def own_objective(settings: Settings, data: Data, model: nn.Module) -> Objective
 
 
 def try_out(
-    objective: Objective, data: Data, settings: Settings, device: torch.device, *, with_gradients: bool
+    objective: Objective, data: Data, settings: Settings, world: World, precision: Precision, *, with_gradients: bool
 ) -> None:
-    """Compute the loss and the measures of the first samples. Weights, buffers and random state stay as they are.
+    """Compute the loss and the measures of the first samples (collective). Weights, buffers and random state stay as
+    they are.
 
-    Samples that cannot be read tell nothing. With sharded weights this is collective, and no gradients may be
-    computed. Raises SettingsError.
+    Samples that cannot be read tell nothing. With sharded weights no gradients may be computed. Raises SettingsError.
     """
     name = settings.task
+    device = world.device
     positions = np.arange(min(_TRIED, len(data.train)))
-    try:
+    raw: Fields = {}
+    with contextlib.suppress(BrokenSample):  # it is replaced in training
         raw = data.train.read(positions)
-    except BrokenSample:  # it is replaced in training
+    (broken,) = world.vote(not raw)
+    if broken:
         return
     objective.eval()
+    before = [(buffer, buffer.clone()) for buffer in objective.buffers()]
     devices = [device] if device.type == "cuda" else []
-    with explained("task", name, "its loss cannot be computed"), torch.random.fork_rng(devices=devices):
+    with (
+        explained("task", name, "its loss cannot be computed"),
+        torch.random.fork_rng(devices=devices),
+        torch.compiler.set_stance("force_eager"),
+        precision.autocast(),
+    ):
         fields = objective.transform(training=True)(raw, positions)
-        on_device = {key: tensor.to(device) for key, tensor in fields.items()}
-        with torch.compiler.set_stance("force_eager"), torch.set_grad_enabled(with_gradients):
-            _check_loss(objective(on_device), name)
+        with torch.set_grad_enabled(with_gradients):
+            _check_loss(objective({key: tensor.to(device) for key, tensor in fields.items()}), name)
         held_out = objective.transform(training=False)(raw, positions)
-        with torch.compiler.set_stance("force_eager"), torch.no_grad():
+        with torch.no_grad():
             measured = objective.measure({key: tensor.to(device) for key, tensor in held_out.items()})
+            for buffer, value in before:
+                buffer.copy_(value)
         if type(objective).joined is Objective.joined:
             _check_measures(objective, measured, name)
     objective.train()
