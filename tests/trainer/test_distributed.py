@@ -27,8 +27,9 @@ from tests.trainer.running import (
     train_and_crash,
     train_on,
 )
-from trainer.checkpoints import existing, load
+from trainer.checkpoints import existing, load, random_state
 from trainer.errors import SettingsError
+from trainer.session import PhaseSession, TrainingProgress
 from trainer.world import World, join, lost_a_peer
 
 
@@ -49,6 +50,25 @@ def test_two_resumed_halves_are_one_straight_run_bit_for_bit(two_ranks: Ranks, t
         assert same(straight[part], halves[part]), part
     assert again == states
     assert states[0] != states[1]  # every rank has its own dropout
+
+
+def number_after_resume(world: World, layers_shared_by: int) -> float:
+    """The first number that a rank draws once it has a state that four ranks saved."""
+    with PhaseSession(settings(), world, 1, TrainingProgress()) as session:
+        state = session.state()
+        saved = []
+        for rank in range(4):
+            torch.manual_seed(rank // layers_shared_by)
+            saved.append(random_state(world.device))
+        batch = {**state["batch"], "ranks": 4 // layers_shared_by}
+        session.load({**state, "random": saved, "batch": batch})
+        return float(torch.rand(()))
+
+
+@table("layers_shared_by", [1, 2])
+def test_ranks_go_on_with_numbers_of_ranks_that_took_other_samples(two_ranks: Ranks, layers_shared_by: int) -> None:
+    expected = [float(torch.rand((), generator=torch.Generator().manual_seed(seed))) for seed in range(2)]
+    assert two_ranks.run(number_after_resume, layers_shared_by) == expected
 
 
 @pytest.mark.parametrize("parallel", ["ddp", pytest.param("zero1", marks=pytest.mark.long)])
