@@ -16,8 +16,8 @@ from trainer.config import Settings
 from trainer.config.lengths import largest_divisor, share_of_step
 from trainer.config.schema import is_own
 from trainer.data import Data, Text, load_data
+from trainer.data.deals import Deal
 from trainer.data.feed import BatchFeed, HeldOut, Share
-from trainer.data.order import Deal
 from trainer.errors import SettingsError
 from trainer.models import build
 from trainer.models.blocks import transformer_blocks

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.trainer.splits import Rows
-from trainer.data.order import Deal, Order, redealt
+from trainer.data.deals import Deal, redealt
+from trainer.data.order import Order
 
 seeds = st.integers(0, 2**70)
 lengths = st.lists(st.one_of(st.integers(0, 30), st.sampled_from([300, 8200])), min_size=1, max_size=12).filter(any)

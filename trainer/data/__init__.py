@@ -1,7 +1,7 @@
 """Data sets, the order of their samples, and reading them into batches.
 
-`contract` says what a data set is, `order` is a function of seed and position, `readers` read samples, `feed` makes
-batches of them on the device.
+`contract` says what a data set is, `order` is a function of seed and position (with `deals` of blocks to readers, and
+`randomness` without state), `readers` read samples, `feed` makes batches of them on the device.
 """
 
 from __future__ import annotations

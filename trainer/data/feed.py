@@ -12,7 +12,8 @@ import torch
 
 from trainer.config import Settings
 from trainer.data.contract import CropDraw, Fields, Split, Transform
-from trainer.data.order import Choice, Deal, Order, evenly, redealt
+from trainer.data.deals import Deal, redealt
+from trainer.data.order import Choice, Order, evenly
 from trainer.data.readers import Fetched, Reader, Readers, Request, too_many_broken
 from trainer.errors import TrainerError
 
@@ -120,13 +121,13 @@ class BatchFeed(_Feed):
         self._batch_size = batch_size
         rank = self._share.rank
         ranks = self._share.ranks
-        lanes = ranks * self._readers.count
+        readers = ranks * self._readers.count
         if self._split.blocks is not None:
-            self.deals = redealt(self.deals, len(self._split), consumed, lanes, batch_size)
+            self.deals = redealt(self.deals, len(self._split), consumed, readers, batch_size)
         deals = self.deals
         # Within a micro batch ranks follow one another: R ranks with batch B take the samples of one with R * B.
         starts = itertools.count(consumed + rank * batch_size, ranks * batch_size)
-        self._batches = self._readers.fetch(Request(start, batch_size, lanes * batch_size, deals) for start in starts)
+        self._batches = self._readers.fetch(Request(start, batch_size, readers * batch_size, deals) for start in starts)
 
     def resume(self, deals: tuple[Deal, ...]) -> None:
         """Take over the deals of another feed of the run. Call `seek` next."""

@@ -24,8 +24,9 @@ from torch.utils.data import DataLoader, Dataset
 
 from trainer.config import Settings
 from trainer.data.contract import BrokenSample, CropDraw, Fields, Indices, Split, Transform
+from trainer.data.deals import Deal
 from trainer.data.images import EncodedImages
-from trainer.data.order import Choice, Deal
+from trainer.data.order import Choice
 from trainer.errors import RankError, TrainerError
 from trainer.preparing.prepare import end_with_parent
 

@@ -12,7 +12,7 @@ import torch
 from trainer.config import Settings
 from trainer.data.contract import Fields, Images, Indices, Split, TensorSplit, Text
 from trainer.data.images import resize
-from trainer.data.order import hashed
+from trainer.data.randomness import hashed
 from trainer.data.text import BYTES
 from trainer.errors import TrainerError
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer.data.contract import CropDraw, Fields, Indices, Transform
-from trainer.data.order import GAMMA, finalised
+from trainer.data.randomness import GAMMA, finalised
 
 
 class Objective(nn.Module):
