@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.trainer.splits import Rows
-from trainer.data.deals import Deal, redealt
+from trainer.data.deals import Deal, epoch_offsets, redealt
 from trainer.data.order import Order
 
 seeds = st.integers(0, 2**70)
@@ -84,6 +84,12 @@ def test_each_reader_of_a_deal_has_blocks_of_its_own() -> None:
             turns = range(lane, 100, 4)
             indices = np.concatenate([order.indices(epoch * order.size + turn * 8, 8, deals) for turn in turns])
             assert len(set((indices // 100).tolist())) == 2
+
+
+def test_the_example_of_two_readers_and_then_one() -> None:
+    two = Deal(0, readers=2, turn=2)
+    assert epoch_offsets(np.arange(10), 0, 10, [two]).tolist() == [0, 1, 6, 7, 2, 3, 8, 9, 4, 5]
+    assert epoch_offsets(np.arange(4, 10), 0, 10, [two, Deal(4, readers=1, turn=1)]).tolist() == [2, 3, 4, 5, 8, 9]
 
 
 def test_an_epoch_begins_with_the_last_deal_and_forgets_those_before() -> None:

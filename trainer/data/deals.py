@@ -3,17 +3,12 @@
 Batches take turns among the readers, but each reader needs blocks of its own. So an epoch's sequence of samples, block
 after block, is cut into one range per reader, as long as what its turns take; it reads its range from the start.
 
-Example: an epoch of 10 samples, and 2 readers that take 2 positions in turn, which is ``Deal(0, readers=2, turn=2)``::
+A later deal in the same epoch does so with what is left of the ranges, put together. Example: an epoch of 10 samples::
 
-    position    0  1  2  3  4  5  6  7  8  9
-    reader      0  0  1  1  0  0  1  1  0  0     reader 0 takes 6 positions: offsets 0 .. 5; reader 1 offsets 6 .. 9
-    offset      0  1  6  7  2  3  8  9  4  5
-
-If there is one reader from position 4 on, which is ``Deal(4, readers=1, turn=1)``, the offsets 0, 1, 6 and 7 are gone.
-What is left of the ranges is put together, and cut anew for the readers of that deal::
-
-    position    0  1  2  3  4  5  6  7  8  9
-    offset      0  1  6  7  2  3  4  5  8  9
+    position  0  1  2  3  4  5  6  7  8  9
+    reader    0  0  1  1  0  0  1  1  0  0   Deal(0, readers=2, turn=2): reader 0 takes 6 positions, reader 1 takes 4
+    offset    0  1  6  7  2  3  8  9  4  5   in the sequence: reader 0 has the range 0 .. 5, reader 1 has 6 .. 9
+    offset    0  1  6  7  2  3  4  5  8  9   if Deal(4, readers=1, turn=1) follows: 2 .. 5 and 8 .. 9 are left
 """
 
 from __future__ import annotations

@@ -45,7 +45,9 @@ class Order:
         while count > 0:
             epoch, offset = divmod(start, self.size)
             if self._lengths is None:
-                part = self._chunk_from(epoch, offset)[:count]
+                first = offset - offset % _CHUNK
+                chunk = permuted(self.size, (self._seed, epoch), first, min(self.size, first + _CHUNK))
+                part = chunk[offset - first :][:count]
             else:
                 positions = np.arange(start, start + min(count, self.size - offset))
                 offsets = epoch_offsets(positions, epoch * self.size, self.size, deals)
@@ -54,11 +56,6 @@ class Order:
             start = start + len(part)
             count = count - len(part)
         return np.concatenate(parts)
-
-    def _chunk_from(self, epoch: int, offset: int) -> Indices:
-        """The samples of an epoch from an offset to the end of its chunk, for a split without blocks."""
-        first = offset - offset % _CHUNK
-        return permuted(self.size, (self._seed, epoch), first, min(self.size, first + _CHUNK))[offset - first :]
 
     def _in_blocks(self, lengths: Indices, epoch: int, offsets: Indices) -> Indices:
         """The samples at these offsets in an epoch's sequence of blocks.
