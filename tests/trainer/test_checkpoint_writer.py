@@ -24,7 +24,7 @@ from tests.trainer.checkpoint_files import BadDisk, contents, in_a_child, listin
 from tests.trainer.ranks import ALONE, Ranks
 from tests.trainer.running import PATIENCE_SECONDS, ROOT, SMALL
 from trainer import checkpoints
-from trainer.checkpoints import Checkpointer, Parts, files, rotation, writer
+from trainer.checkpoints import Checkpointer, Parts, checkpointer, files, rotation
 from trainer.config import Settings
 from trainer.errors import CheckpointError, RankError
 from trainer.world import World
@@ -72,7 +72,7 @@ def pretend_to_spread(monkeypatch: pytest.MonkeyPatch) -> World:
         piece = {"offsets": [0], "shape": [100], "tensor": state["model"]["weight"]}
         return {**state, "model": {"weight": {"__spread__": "model/weight"}}}, {"model/weight": piece}
 
-    monkeypatch.setattr(writer, "split", split)
+    monkeypatch.setattr(checkpointer, "split", split)
     monkeypatch.setattr(World, "from_main", lambda self, value: value)
     monkeypatch.setattr(World, "gather", lambda self, value: [value])
     monkeypatch.setattr(World, "vote", lambda self, *values: list(values))
@@ -123,7 +123,7 @@ def _save_while_ranks_meet(world: World, folder: Path) -> tuple[int, bool]:
         with pytest.raises(RankError):
             saver.save(state_of(20), step=20)
         saver.close()
-        stuck = writer.still_writing()
+        stuck = checkpointer.still_writing()
         gate.open.set()
     return meetings, stuck
 
