@@ -77,11 +77,11 @@ screenshots: $(VENV)/.installed-dev
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache
 
-$(VENV)/bin/python:
+$(VENV)/bin/pip: # comes last, so an interrupted one is made anew
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "gputui needs Python 3.11 or newer; set PYTHON=")'
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
+$(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/pip
 	@echo "installing gputui and its trainer into $(VENV) (once)"
 	$(PIP) install -c constraints.txt -e '.[train]'
 	@touch $@
