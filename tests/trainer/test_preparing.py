@@ -24,7 +24,7 @@ from trainer.__main__ import main
 from trainer.errors import TrainerError
 from trainer.preparing import PreparationPlan, documents, prepare
 from trainer.preparing.packing import BEGIN, LEARN, best_fit, pack, split_document
-from trainer.preparing.prepare import _prepare_slice
+from trainer.preparing.slices import prepare_slice
 from trainer.tokenizer import Encoded, Tokenizer
 
 
@@ -152,7 +152,7 @@ def test_conversations_that_a_template_cannot_render_are_left_out(
     most: int,
     message: str,
 ) -> None:
-    monkeypatch.setitem(_prepare_slice.__globals__, "_MOST_REFUSED", most)
+    monkeypatch.setitem(prepare_slice.__globals__, "_MOST_REFUSED", most)
     folder = write_tokenizer(tmp_path / "tokenizer")
     refusal = "{% if messages[0]['role'] == 'tool' %}{{ raise_exception('no tools') }}{% endif %}"
     (folder / "chat_template.jinja").write_text(refusal + CHAT_TEMPLATE)
@@ -164,10 +164,10 @@ def test_conversations_that_a_template_cannot_render_are_left_out(
     part = documents.list_slices(plan.inputs)[0]
     if message.startswith("more"):
         with pytest.raises(TrainerError, match=message) as raised:
-            _prepare_slice(plan, tmp_path, 0, part)
+            prepare_slice(plan, tmp_path, 0, part)
         assert first in str(raised.value)
         return
-    line = _prepare_slice(plan, tmp_path, 0, part)
+    line = prepare_slice(plan, tmp_path, 0, part)
     assert first in capsys.readouterr().err
     assert (line["documents"], line["left_out"]) == (40, refused)
     if message:

@@ -28,7 +28,7 @@ from trainer.data.deals import Deal
 from trainer.data.images import EncodedImages
 from trainer.data.order import Choice
 from trainer.errors import RankError, TrainerError
-from trainer.preparing.prepare import end_with_parent
+from trainer.processes import end_with_parent
 
 _RETRY_SECONDS = (0.05, 0.5)
 # Errors of a disk or network that may be gone at the next attempt.

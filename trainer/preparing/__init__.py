@@ -1,5 +1,9 @@
-"""Documents to token files: `documents` reads them, `packing` makes rows, `prepare` does it on all cores."""
+"""Documents to token files.
 
-from trainer.preparing.prepare import PreparationPlan, Prepared, prepare
+`documents` reads them, `packing` makes rows, `slices` writes the files of a part, `prepare` does it on all cores.
+"""
+
+from trainer.preparing.prepare import Prepared, prepare
+from trainer.preparing.slices import PreparationPlan
 
 __all__ = ["PreparationPlan", "Prepared", "prepare"]

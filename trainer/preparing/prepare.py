@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import functools
 import itertools
 import json
 import multiprocessing
@@ -19,46 +18,24 @@ import re
 import signal
 import threading
 import time
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from multiprocessing import connection, parent_process
 from pathlib import Path
 from typing import Any, TextIO
 
-import numpy as np
-
 from trainer.errors import SettingsError, TrainerError, show
-from trainer.preparing.documents import Slice, list_slices, read_documents
-from trainer.preparing.packing import pack, split_document
-from trainer.tokenizer import Encoded, Tokenizer
+from trainer.preparing.documents import Slice, list_slices
+from trainer.preparing.slices import PROMPTS, Counts, PreparationPlan, prepare_slice, replace, token_type
+from trainer.processes import end_with_parent
+from trainer.tokenizer import Tokenizer
 
 JOURNAL = "journal.jsonl"
 META = "meta.json"
 _SLICE_FILE = re.compile(r"\.?(train|val)-\d{5}\.(bin|marks)(\.tmp)?")
 
-_MOST_REFUSED = 100  # conversations of a slice that are left out before preparing ends, as of unreadable samples
-_PROMPTS = 4  # held-out prompts in meta.json, for --answer-every
-_PROMPT_TOKENS = 32  # length of a prompt from a text
 _PROGRESS_EVERY = 5.0  # seconds
-_COUNTS = ("documents", "rows", "held_out_rows", "tokens", "learnt", "padding", "shortened", "left_out", "passed_over")
-
-
-@dataclass(frozen=True)
-class PreparationPlan:
-    """The input of a preparation. The token files depend on nothing else.
-
-    One document in `held_out` is held out, chosen by its content, unless names of files say it. `column` has the text
-    of rows that are no conversations. Rows have one token more than `context`.
-    """
-
-    inputs: tuple[Path, ...]
-    tokenizer: Path
-    context: int
-    held_out: int = 25
-    column: str = "text"
 
 
 @dataclass(frozen=True)
@@ -172,34 +149,19 @@ def _append(file: TextIO, line: dict[str, Any]) -> None:
 
 
 def _write_meta(folder: Path, plan: PreparationPlan, tokenizer: Tokenizer, parts: list[dict[str, Any]]) -> None:
-    totals = {key: sum(part[key] for part in parts) for key in _COUNTS}
+    totals = {key: sum(part[key] for part in parts) for key in vars(Counts())}
     if totals["passed_over"]:
         reason = "once more follows, the chat template renders them otherwise"
         show(f"prepare: {totals['passed_over']} answers are not learnt: {reason}", error=True)
     meta = {
-        "dtype": _dtype(tokenizer),
+        "dtype": token_type(tokenizer),
         "vocabulary": tokenizer.size,
         "row": plan.context + 1,
         "tokenizer": "tokenizer",
         **totals,
-        "prompts": list(dict.fromkeys(tuple(prompt) for part in parts for prompt in part["prompts"]))[:_PROMPTS],
+        "prompts": list(dict.fromkeys(tuple(prompt) for part in parts for prompt in part["prompts"]))[:PROMPTS],
     }
-    _replace(folder / META, json.dumps(meta).encode() + b"\n")
-
-
-def _dtype(tokenizer: Tokenizer) -> str:
-    if tokenizer.size <= 1 << 16:
-        return "uint16"
-    return "uint32"
-
-
-def _replace(path: Path, content: bytes) -> None:
-    temporary = path.with_name(f".{path.name}.tmp")
-    with temporary.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    replace(folder / META, json.dumps(meta).encode() + b"\n")
 
 
 # --- on all cores -----------------------------------------------------------------------------------------------------
@@ -219,7 +181,7 @@ def _prepared(
         try:
             while (waiting or running) and not stopping():
                 while waiting and len(running) < 2 * processes:
-                    running.add(pool.submit(_prepare_slice, plan, folder, *waiting.pop()))
+                    running.add(pool.submit(prepare_slice, plan, folder, *waiting.pop()))
                 ready, running = wait(running, timeout=0.2, return_when=FIRST_COMPLETED)
                 for future in ready:
                     yield future.result()
@@ -247,70 +209,3 @@ def _start_process() -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # there are as many processes as cores
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl+C reaches the whole process group; the parent handles it
     threading.Thread(target=end_with_parent, daemon=True).start()
-
-
-def end_with_parent() -> None:
-    """Wait until the process that started this one ends, and end as well."""
-    parent = parent_process()
-    assert parent is not None
-    connection.wait([parent.sentinel])
-    os._exit(1)
-
-
-_loaded = functools.cache(Tokenizer)  # once in each process of the pool
-
-
-def _prepare_slice(plan: PreparationPlan, folder: Path, number: int, part: Slice) -> dict[str, Any]:
-    """Write the files of a slice. Returns its line of the journal."""
-    tokenizer = _loaded(plan.tokenizer)
-    row = plan.context + 1
-    counts = dict.fromkeys(_COUNTS, 0)
-    pieces: dict[str, list[Encoded]] = {"train": [], "val": []}
-    prompts: dict[tuple[int, ...], None] = {}  # distinct ones, in their order
-    refused = 0
-    refusal = ""  # the first
-    for content, where in read_documents(part, plan.column):
-        counts["documents"] += 1
-        is_text = isinstance(content, str)
-        try:
-            encoded = tokenizer.document(content)
-        except ValueError as error:
-            refused += 1
-            refusal = refusal or f"{where()}: {error} (of tokenizer {plan.tokenizer})"
-            if refused > _MOST_REFUSED:
-                raise TrainerError(f"more than {_MOST_REFUSED} conversations cannot be used; {refusal}") from None
-            continue
-        counts["passed_over"] += encoded.passed_over
-        if not is_text and len(encoded.tokens) > row:
-            # The rest of a conversation is dropped: it means little without the beginning.
-            counts["shortened"] += 1
-            encoded = Encoded(encoded.tokens[:row], encoded.learn[:row])
-        split = split_document(encoded, row)
-        counts["left_out"] += not split
-        held_out = part.held_out
-        if held_out is None:
-            # By content: duplicates are all in one split, and stay there when documents are added.
-            held_out = zlib.crc32(json.dumps(content).encode()) % plan.held_out == 0
-        split_name = "val" if held_out else "train"
-        pieces[split_name] += split
-        if split and held_out:
-            if is_text:
-                first = min(_PROMPT_TOKENS, len(encoded.tokens) // 2)
-            else:
-                first = int(np.argmax(encoded.learn))
-            if 0 < first < plan.context and len(prompts) < _PROMPTS:
-                prompts[tuple(encoded.tokens[:first].tolist())] = None
-    if refused:
-        counts["left_out"] += refused
-        show(f"prepare: {refused} conversations are left out; {refusal}", error=True)
-    for name, rows in (("train", "rows"), ("val", "held_out_rows")):
-        tokens, marks = pack(pieces[name], row, tokenizer.pad)
-        counts[rows] = len(tokens)
-        used = sum(len(piece.tokens) for piece in pieces[name])
-        counts["tokens"] += used
-        counts["learnt"] += sum(int(piece.learn[1:].sum()) for piece in pieces[name])
-        counts["padding"] += tokens.size - used
-        if len(tokens):
-            _replace(folder / f"{name}-{number:05d}.marks", marks.tobytes())
-            _replace(folder / f"{name}-{number:05d}.bin", tokens.astype(_dtype(tokenizer)).tobytes())
-    return {"slice": number, **counts, "prompts": list(prompts), "refusal": refusal}
