@@ -21,7 +21,7 @@ from trainer.data.feed import BatchFeed, HeldOut, Share
 from trainer.errors import SettingsError
 from trainer.models import build
 from trainer.models.blocks import transformer_blocks
-from trainer.models.own import separates_documents
+from trainer.models.documents import separates_documents
 from trainer.models.weights import BaseWeights
 from trainer.optim import Ema
 from trainer.parallel.build import build_strategy, shards_weights

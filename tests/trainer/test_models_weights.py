@@ -16,8 +16,8 @@ from tests.tables import table
 from tests.trainer.small_models import LLAMA, SMALL, images, inputs, small_settings, text
 from trainer.errors import TrainerError
 from trainer.models import Built, build, build_model
-from trainer.models.own import Logits
 from trainer.models.weights import load_weights
+from trainer.models.wrappers import Logits
 
 
 def saved(folder: Path, name: str, data: Any = None, **changes: Any) -> nn.Module:

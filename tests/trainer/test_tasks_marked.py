@@ -22,7 +22,8 @@ from trainer.checkpoints import seed_everything
 from trainer.data import load_data
 from trainer.errors import SettingsError, TrainerError
 from trainer.models import build_model
-from trainer.models.own import Logits, separates_documents
+from trainer.models.documents import separates_documents
+from trainer.models.wrappers import Logits
 from trainer.session import PhaseSession, TrainingProgress
 from trainer.tasks import build_objective
 from trainer.tasks.language import LanguageObjective

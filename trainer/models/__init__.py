@@ -1,7 +1,8 @@
 """The networks: from settings and the data's shape to a module from one tensor to one tensor.
 
-`named` chooses; `own` and `custom` build; `weights` loads; `deferred` builds without memory for FSDP; `blocks` finds
-the repeated part, for recomputation and sharding. Read `named` first.
+`named` chooses; `own` and `custom` build, and `wrappers` give them one form; `documents` keeps those in a row apart;
+`weights` loads; `deferred` builds without memory for FSDP; `blocks` finds the repeated part, for recomputation and
+sharding. Read `named` first.
 """
 
 from trainer.models.blocks import apply_recompute, transformer_blocks

@@ -15,7 +15,7 @@ from trainer.config import Settings
 from trainer.config.schema import did_you_mean, is_own
 from trainer.data.contract import Data, Images, Samples, Text
 from trainer.errors import SettingsError, TrainerError, one_line
-from trainer.models.own import Logits
+from trainer.models.wrappers import Logits
 from trainer.own_code import call, check_options, explained
 
 OWN_FUNCTION_NEEDED = "model: for samples of your own, give package.module:function"

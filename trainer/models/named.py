@@ -25,8 +25,10 @@ from trainer.models.adapters import choose_trained
 from trainer.models.blocks import apply_recompute
 from trainer.models.custom import check_room, load_transformers, make_config, options_at_fault, vocabulary_size
 from trainer.models.deferred import give_first_values, without_memory
-from trainer.models.own import SMALLEST_IMAGE, ByteTransformer, Embedder, Logits, SmallCnn, attend
+from trainer.models.documents import attend
+from trainer.models.own import SMALLEST_IMAGE, ByteTransformer, SmallCnn
 from trainer.models.weights import load_weights, network_of
+from trainer.models.wrappers import Embedder, Logits
 
 # GPT-2's own approximation of GELU, in one kernel.
 _GELU = {"activation_function": "gelu_pytorch_tanh"}

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from trainer.errors import TrainerError, one_line
 from trainer.models.custom import load_transformers
-from trainer.models.own import Embedder, Logits
+from trainer.models.wrappers import Embedder, Logits
 
 # Parts of own networks that depend on the number of classes.
 _HEADS = ("head", "classifier", "fc")
