@@ -112,7 +112,8 @@ class SliceRows:
             encoded = Encoded(encoded.tokens[: self._row], encoded.learn[: self._row])
         pieces = split_document(encoded, self._row)
         self.counts.left_out += not pieces
-        self._pieces["val" if held_out else "train"] += pieces
+        split = "val" if held_out else "train"
+        self._pieces[split] += pieces
         if pieces and held_out:
             self._add_prompt(encoded, is_text=is_text)
 
