@@ -23,7 +23,7 @@ from trainer.data import load_data
 from trainer.errors import SettingsError, TrainerError
 from trainer.models import build_model
 from trainer.models.documents import separates_documents
-from trainer.models.wrappers import Logits
+from trainer.models.wrappers import Logits, Way
 from trainer.session import PhaseSession, TrainingProgress
 from trainer.tasks import build_objective
 from trainer.tasks.language import LanguageObjective
@@ -178,10 +178,12 @@ def test_rounding_and_a_head_of_zeros_are_no_mixing(tokens: Path, precision: str
 def test_a_mask_that_is_added_as_if_it_were_not_is_seen(tokens: Path, model: str, precision: str) -> None:
     network = objective(tokens, model).eval().model
     assert isinstance(network, Logits)
-    for adds in (True, False):
-        network._adds_mask = adds
+    assert network.way == "added mask"
+    ways: tuple[Way, ...] = ("added mask", "mask")
+    for way in ways:
+        network.way = way
         with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
-            assert separates_documents(network, 384, 13, torch.device("cpu")) == adds
+            assert separates_documents(network, 384, 13, torch.device("cpu")) == (way == "added mask")
 
 
 @table("model", [*MODELS, *MIXING])

@@ -11,20 +11,23 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-# The lengths of documents, row by row; or what each token may look at: itself and those before it in its document,
-# bool [batch, 1, time, time].
+# See `lengths_of` and `mask_of`.
 Documents = tuple[int, ...] | Tensor
 
 
-def documents_of(positions: Tensor, *, compiled: bool) -> Documents:
-    """Documents from positions [batch, time] that begin at 0 in each: a mask for compiled code, which needs one shape
-    for all batches, else lengths."""
-    starts = positions == 0
-    if compiled:
-        document = starts.cumsum(dim=1)
-        return (document.unsqueeze(2) == document.unsqueeze(1)).tril().unsqueeze(1)
-    bounds = [*starts.flatten().nonzero().flatten().tolist(), positions.numel()]
-    return tuple(end - start for start, end in itertools.pairwise(bounds))
+def lengths_of(positions: Tensor) -> tuple[int, ...]:
+    """The lengths of documents, row by row, from positions [batch, time] that begin at 0 in each."""
+    starts = (positions == 0).flatten().nonzero().flatten().tolist()
+    return tuple(end - start for start, end in itertools.pairwise([*starts, positions.numel()]))
+
+
+def mask_of(positions: Tensor) -> Tensor:
+    """The tokens that each token may look at, bool [batch, 1, time, time], from positions [batch, time] in documents.
+
+    Unlike lengths, it has one shape for all batches, which compiled code needs.
+    """
+    document = (positions == 0).cumsum(dim=1)
+    return (document.unsqueeze(2) == document.unsqueeze(1)).tril().unsqueeze(1)
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, documents: Documents | None, **options: Any) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from trainer.models.documents import Documents, attend, documents_of
+from trainer.models.documents import Documents, attend, lengths_of, mask_of
 
 HEAD_SIZE = 32
 SMALLEST_IMAGE = 8
@@ -92,8 +92,11 @@ class ByteTransformer(nn.Module):
         self.apply(self._init_weights)
 
     def forward(self, tokens: Tensor, positions: Tensor | None = None) -> Tensor:
-        places = torch.arange(tokens.shape[1], device=tokens.device) if positions is None else positions
-        documents = None if positions is None else documents_of(positions, compiled=self.compiled)
+        documents: Documents | None = None
+        places = torch.arange(tokens.shape[1], device=tokens.device)
+        if positions is not None:
+            documents = mask_of(positions) if self.compiled else lengths_of(positions)
+            places = positions
         x = self.bytes(tokens) + self.positions(places)
         for block in self.blocks:
             x = block(x, documents)

@@ -3,24 +3,53 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from trainer.errors import TrainerError
-from trainer.models.documents import documents_of
+from trainer.models.documents import lengths_of, mask_of
+
+# How a network is told which tokens of a row are one document's: see `way_of`.
+Way = Literal["lengths", "mask", "added mask", "positions"]
 
 _WINDOWS = {"sliding_attention", "chunked_attention"}  # kinds of layers in configurations of transformers
+
+
+def way_of(network: nn.Module, *, takes_lengths: bool) -> Way | None:
+    """How a network is told about documents; None if it cannot be.
+
+    ==========  =====================================  ==============================================================
+    way         it takes, besides positions            where
+    ==========  =====================================  ==============================================================
+    lengths     lengths of documents                   its attention is `attend`: `takes_lengths`
+    mask        True where a token may look            attention of transformers
+    added mask  0 there, and elsewhere the least one   "eager" attention, which adds it to the scores
+    positions   nothing                                attention with a window, for which transformers makes the masks
+    ==========  =====================================  ==============================================================
+    """
+    config = getattr(network, "config", None)
+    kinds = set(getattr(config, "layer_types", None) or ())
+    takes_masks = {"position_ids", "attention_mask"} <= inspect.signature(network.forward).parameters.keys()
+    if not takes_masks or not kinds <= {"full_attention"} | _WINDOWS:
+        return None
+    if kinds & _WINDOWS or (not kinds and getattr(config, "sliding_window", None)):
+        return "positions"
+    if takes_lengths:
+        return "lengths"
+    if getattr(config, "_attn_implementation", None) == "eager":
+        return "added mask"
+    return "mask"
 
 
 class Logits(nn.Module):
     """`inner` with a tensor as its output: of a Hugging Face output the logits, of a tuple the first tensor.
 
-    `takes_lengths`: its attention is `attend`, with the keyword `documents`. `keeps_documents`: `inner` can be given
-    positions in documents, and then looks at no other document; `separates_documents` tries that. Where its attention
-    has a window, transformers makes the masks from them: ours would be without the window. "eager" attention of
-    transformers adds its mask to the scores.
+    Attributes:
+        keeps_documents: given positions in documents, it looks at no other document, as far as is known;
+            `separates_documents` tries that.
+        compiled: it will be, and so takes masks in place of lengths.
     """
 
     compiled = False
@@ -28,27 +57,26 @@ class Logits(nn.Module):
     def __init__(self, inner: nn.Module, *, takes_lengths: bool = False) -> None:
         super().__init__()
         self.inner = inner
-        self._takes_lengths = takes_lengths
-        config = getattr(inner, "config", None)
-        kinds = set(getattr(config, "layer_types", None) or ())
-        self._windows = bool(kinds & _WINDOWS or (not kinds and getattr(config, "sliding_window", None)))
-        takes_masks = {"position_ids", "attention_mask"} <= inspect.signature(inner.forward).parameters.keys()
-        self.keeps_documents = takes_masks and kinds <= {"full_attention"} | _WINDOWS
-        self._adds_mask = getattr(config, "_attn_implementation", None) == "eager"
+        self.way = way_of(inner, takes_lengths=takes_lengths)
+        self.keeps_documents = self.way is not None
 
     def forward(self, inputs: Tensor, positions: Tensor | None = None) -> Tensor:
         if positions is None or not self.keeps_documents:
             return _only_tensor(self.inner(inputs))
-        if self._windows:
-            return _only_tensor(self.inner(inputs, position_ids=positions, use_cache=False))
-        documents = documents_of(positions, compiled=self.compiled or not self._takes_lengths)
-        if not isinstance(documents, Tensor):
-            return _only_tensor(self.inner(inputs, position_ids=positions, documents=documents))
-        if self._adds_mask:
+        return _only_tensor(self.inner(inputs, position_ids=positions, **self._about_documents(positions)))
+
+    def _about_documents(self, positions: Tensor) -> dict[str, Any]:
+        """The arguments that tell `inner` about documents."""
+        if self.way == "positions":
+            return {"use_cache": False}
+        if self.way == "lengths" and not self.compiled:
+            return {"documents": lengths_of(positions)}
+        mask = mask_of(positions)
+        if self.way == "added mask":
             dtype = next(self.inner.parameters()).dtype
-            hidden = torch.full_like(documents, torch.finfo(dtype).min, dtype=dtype)
-            documents = hidden.masked_fill_(documents, 0)
-        return _only_tensor(self.inner(inputs, position_ids=positions, attention_mask=documents))
+            hidden = torch.full_like(mask, torch.finfo(dtype).min, dtype=dtype)
+            mask = hidden.masked_fill_(mask, 0)
+        return {"attention_mask": mask}
 
 
 class Embedder(nn.Module):
