@@ -106,25 +106,7 @@ class Run:
         if choice.path is not None and self.former is not None:
             number, _, _ = phase_at(self.phases, self.former["step"] + 1)
             check_fits(self.former, self.phases[number], choice.path)
-        while True:
-            last = number == len(self.phases) - 1
-            ranks = self.phases[number].ranks or self.world.size
-            takes_part = self.worlds[ranks] is not None
-            # Ranks that wait leave a note of a stop signal: those that train join their collectives only afterwards.
-            key = f"stop_in_phase_{number}"
-            notes = self.meeting if ranks < self.world.size else self.world
-            read = functools.partial(notes.note, key)
-            write = functools.partial(notes.leave_note, key)
-            with self.signals.listening(read) if takes_part else self.signals.waiting(write):
-                own_ending, carried = self.phase(number, choice)
-                ending = self.meeting.from_main(own_ending)
-            assert ending is not None
-            if ending.stopped or last:
-                break
-            self.former = shared_state(carried, self.meeting, self.settings.checkpoint_dir)
-            del carried
-            number += 1
-            choice = ResumeChoice(None)
+        ending = self.train_phases(number, choice)
         self.signals.reached()
         if ending.stopped:
             self.telemetry.event(self.step, "stop", reason=ending.stopped)
@@ -135,6 +117,20 @@ class Run:
         self.telemetry.event(self.step, "end", **tested, seconds=time.perf_counter() - began)
         means = (f"{name.replace('_', ' ', 1)} {value:.4f}" for name, value in tested.items())
         self.telemetry.say(f"done: {', '.join(means)}")
+
+    def train_phases(self, number: int, choice: ResumeChoice) -> PhaseEnd:
+        """Train the phases from this number on, until the last or a stop request. Returns the end of the last one."""
+        while True:
+            with self.hearing_stops(number):
+                own_ending, carried = self.phase(number, choice)
+                ending = self.meeting.from_main(own_ending)
+            assert ending is not None
+            if ending.stopped or number == len(self.phases) - 1:
+                return ending
+            self.former = shared_state(carried, self.meeting, self.settings.checkpoint_dir)
+            del carried
+            number += 1
+            choice = ResumeChoice(None)
 
     @property
     def total_steps(self) -> int:
@@ -154,6 +150,18 @@ class Run:
             ranks = (phase.ranks or self.world.size) // phase.tensor_parallel
             phases.append(settled(phase, epoch_samples, ranks, consumed))
         self.phases = tuple(phases)
+
+    def hearing_stops(self, number: int) -> contextlib.AbstractContextManager[None]:
+        """Inside a phase, a stop request on a rank that waits counts on those that train, too.
+
+        It travels as a note, because ranks that wait join no collective until the phase has ended.
+        """
+        ranks = self.phases[number].ranks or self.world.size
+        notes = self.meeting if ranks < self.world.size else self.world
+        key = f"stop_in_phase_{number}"
+        if self.worlds[ranks] is None:
+            return self.signals.waiting(functools.partial(notes.leave_note, key))
+        return self.signals.listening(functools.partial(notes.note, key))
 
     # --- before and after ---------------------------------------------------------------------------------------------
 
