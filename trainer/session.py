@@ -73,8 +73,8 @@ class PhaseSession:
         *,
         data: Data | None = None,
     ) -> None:
-        # The order counts: weights are drawn and placed before they are counted, compiled and spread over the ranks, and
-        # a trial of what is then wrapped precedes the random numbers that training begins with.
+        # The order counts: weights are drawn and placed before they are counted, compiled and spread over the ranks,
+        # and a trial of what is then wrapped precedes the random numbers that training begins with.
         self.settings = settings
         self.world = world
         self.first_step = first_step

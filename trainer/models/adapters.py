@@ -65,7 +65,8 @@ def add_adapters(network: Any, settings: Settings, fresh: Iterable[str]) -> Any:
     else:
         options["target_modules"] = defaults.get(network.config.model_type) or "all-linear"
         if base:
-            options["exclude_modules"] = rf"(?!{re.escape(base)}\.).*"  # the head
+            # The head: whole names that do not begin with the part below it.
+            options["exclude_modules"] = rf"(?!{re.escape(base)}\.).*"
     if settings.task == "lm":
         options["task_type"] = "CAUSAL_LM"
     config = peft.LoraConfig(
@@ -82,6 +83,7 @@ def add_adapters(network: Any, settings: Settings, fresh: Iterable[str]) -> Any:
             model = peft.get_peft_model(network, config)
         except ValueError as error:
             raise SettingsError(f"--lora: {one_line(error).partition('. ')[0]}") from None
+    # Merging an adapter into tied weights would change the other layer, too.
     places = list(network.named_parameters(remove_duplicate=False))
     counts = Counter(parameter for _, parameter in places)
     for name, parameter in places:
