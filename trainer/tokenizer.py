@@ -103,21 +103,23 @@ class Tokenizer:
         learn = np.zeros(len(starts), dtype=np.bool_)
         passed_over = 0
         for number, message in enumerate(content):
-            if message["role"] == "assistant":
-                after = self.rendered(content[: number + 1])
-                start = self._answer_start(content[:number], after)
-                if start is not None and text.startswith(after):
-                    learn |= (starts >= start) & (starts < len(after.rstrip()))
-                elif number == len(content) - 1:
-                    raise ValueError("the chat template renders an answer otherwise than what asks for it")
-                else:
-                    passed_over += 1
+            if message["role"] != "assistant":
+                continue
+            after = self.rendered(content[: number + 1])
+            start = self._answer_start(content[:number], after)
+            if start is not None and text.startswith(after):
+                learn |= (starts >= start) & (starts < len(after.rstrip()))
+            elif number == len(content) - 1:
+                raise ValueError("the chat template renders an answer otherwise than what asks for it")
+            else:
+                passed_over += 1
         return Encoded(np.array(ids, dtype=np.uint32), learn, passed_over)
 
     def _answer_start(self, prompt: Messages, answered: str) -> int | None:
         """Where the answer to a prompt begins in their rendering; None where that does not begin with the prompt.
 
-        A prompt may open a thought that answers do not have: then the answer begins where the opening would.
+        A prompt may open a thought that answers do not have: then the answer begins where the opening would. Example:
+        with the prompt ``user: hi assistant: <think>`` the answer in ``user: hi assistant: Hello`` begins at Hello.
         """
         asking = self.rendered(prompt, answer=True)
         if answered.startswith(asking):
@@ -141,7 +143,11 @@ class Tokenizer:
         return self._encode(self.rendered(messages, answer=True))[0]
 
     def _encode(self, text: str) -> tuple[list[int], list[int]]:
-        """Tokens of a rendered text, and where each begins in it. What `_BREAK` separates is tokenized apart."""
+        """Tokens of a rendered text, and where each begins in it. What `_BREAK` separates is tokenized apart.
+
+        Example: of ``<`` `_BREAK` ``eos> b``, written by a user, no token is the special ``<eos>``; the token ``b``
+        begins at 6, because the break counts as a character.
+        """
         ids = list[int]()
         starts = list[int]()
         offset = 0

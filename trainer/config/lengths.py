@@ -35,6 +35,7 @@ def settled(settings: Settings, epoch_samples: int, data_ranks: int, consumed: C
     if settings.epochs:
         samples = round(settings.epochs * epoch_samples) - consumed.samples
         steps = consumed.steps + math.ceil(samples / samples_per_step(settings, data_ranks))
+        # Not fewer than are done: a run that resumes with fewer epochs than those ends at once.
         settings = settings.model_copy(update={"steps": max(1, consumed.steps, steps)})
     if settings.warmup_steps > settings.steps:
         settings = settings.model_copy(update={"warmup_steps": settings.steps // _SCALED_WARMUP})

@@ -19,8 +19,13 @@ from trainer.world import World
 class Exchange:
     """DDP's communication hook: all-reduces buckets, and measures how long a step waits for other ranks.
 
-    `sent` counts the buckets of this step; `entered`: its first forward is past DDP's own collectives, which began when
-    the module was `called`.
+    In the order of a step: `begin`; of each micro batch `called` is set if DDP may exchange buffers before its forward,
+    and then `enter`; within the last backward `average` once for each bucket; `finish`.
+
+    Attributes:
+        sent: the buckets of this step so far.
+        entered: the step's first forward is past DDP's own collectives.
+        called: when these began.
     """
 
     def __init__(self, world: World, compressed: torch.dtype | None) -> None:
