@@ -50,11 +50,11 @@ settings.load_profile("fixed")
 
 TESTS = Path(__file__).parent
 
-# Which of the four workers runs a directory's tests: always the same one, so that each process runs the same tests in
-# the same order. The trainer's ranks have a worker of their own, and so have the drills with real agents: neither kind
-# competes with itself. Each of the four takes about as long as the others.
+# Which tests one process runs, by directory: always the same ones in the same order. The trainer's ranks have a process
+# of their own, and so have the drills with real agents: neither kind competes with itself. The first of the four workers
+# that is done takes the fifth part.
 WORKERS = {
-    "trainer": "ranks",
+    "trainer": "networks",
     "charts": "ranks",
     "curves": "ranks",
     "faults": "drills",
@@ -92,8 +92,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 # Before xdist's own hook, which looks for the groups.
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    of_ranks = {item.path for item in items if {"two_ranks", "four_ranks"} & set(getattr(item, "fixturenames", ()))}
     for item in items:
-        item.add_marker(pytest.mark.xdist_group(WORKERS.get(item.path.relative_to(TESTS).parts[0], "rest")))
+        worker = WORKERS.get(item.path.relative_to(TESTS).parts[0], "rest")
+        if item.path in of_ranks:
+            worker = "ranks"
+        item.add_marker(pytest.mark.xdist_group(worker))
     if config.option.shuffle is not None:
         shuffle(items, int(config.option.shuffle))
 
