@@ -15,7 +15,7 @@ from typing import Literal
 from trainer.checkpoints import files, rotation, streams
 from trainer.checkpoints.files import FORMAT, State
 from trainer.checkpoints.state import HostBuffers, Pieces, split, whole
-from trainer.checkpoints.writer import BeforeWrite, Job, Outcome, Writer
+from trainer.checkpoints.writer import BeforeWrite, CheckpointJob, Outcome, Writer
 from trainer.config import Settings
 from trainer.errors import CheckpointError, RankError, SettingsError
 from trainer.world import World
@@ -30,7 +30,7 @@ _LOWER_IS_BETTER = ("loss", "perplexity")
 class WritingThread(threading.Thread):
     """Writes a checkpoint; has its `outcome` afterwards, or the `bug` by which it ended."""
 
-    def __init__(self, job: Job, writer: Writer, buffers: HostBuffers) -> None:
+    def __init__(self, job: CheckpointJob, writer: Writer, buffers: HostBuffers) -> None:
         # A daemon, because the process must be able to end while the disk is stuck.
         super().__init__(name="checkpoint", daemon=True)
         self.job = job
@@ -133,7 +133,9 @@ class Checkpointer:
         state, pieces = self._take_state(collect, copy=background)
         best_score = score if better else None
         blocked_seconds = time.perf_counter() - began if background else 0.0
-        job = Job(step, paths, state, pieces=pieces, score=best_score, began=began, blocked_seconds=blocked_seconds)
+        job = CheckpointJob(
+            step, paths, state, pieces=pieces, score=best_score, began=began, blocked_seconds=blocked_seconds
+        )
         if self._sharded or self._world.is_main:
             self._thread = WritingThread(job, self._writer, self._buffers)
             self._thread.start()

@@ -24,7 +24,7 @@ BeforeWrite = Callable[[int, Path], None]
 
 
 @dataclass(frozen=True)
-class Job:
+class CheckpointJob:
     """A state to write on this rank."""
 
     step: int
@@ -59,7 +59,7 @@ class Writer:
         self._world = world
         self._before_write = before_write
 
-    def write(self, job: Job) -> Outcome:
+    def write(self, job: CheckpointJob) -> Outcome:
         """Write a checkpoint, and delete older ones. Collective if it is sharded, else for rank 0.
 
         Errors of the disk become part of the outcome. Any other is a bug, and raised.
@@ -80,7 +80,7 @@ class Writer:
         outcome.blocked_seconds = job.blocked_seconds or outcome.seconds
         return outcome
 
-    def _write_sharded(self, job: Job, outcome: Outcome) -> None:
+    def _write_sharded(self, job: CheckpointJob, outcome: Outcome) -> None:
         """Write this rank's shard, and on rank 0 then the main file. Raises OSError on all ranks."""
         world = self._world.writers
         shard = files.shards_folder(outcome.path) / files.shard_name(job.step, world.rank, world.size)
@@ -101,7 +101,7 @@ class Writer:
                     shard.parent.rmdir()  # succeeds on the last rank
             raise
 
-    def _write_shard(self, job: Job, path: Path) -> tuple[str, int]:
+    def _write_shard(self, job: CheckpointJob, path: Path) -> tuple[str, int]:
         """Write this rank's shard. Returns its SHA-256 and size in bytes. Raises OSError."""
         with streams.writing():
             with files.unfinished(path) as temporary:
@@ -110,7 +110,7 @@ class Writer:
             files.sync_folder(path.parent)
         return sha256, size
 
-    def _write_main(self, job: Job, outcome: Outcome, shards: dict[str, str], shard_bytes: int = 0) -> None:
+    def _write_main(self, job: CheckpointJob, outcome: Outcome, shards: dict[str, str], shard_bytes: int = 0) -> None:
         """Write the main file under all names, and delete older checkpoints. Raises OSError.
 
         `shards` maps the names of the shards to their SHA-256.
