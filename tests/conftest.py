@@ -51,7 +51,7 @@ settings.load_profile("fixed")
 TESTS = Path(__file__).parent
 
 # Which tests one process runs, by directory: always the same ones in the same order. The trainer's ranks have a process
-# of their own, and so have the drills with real agents: neither kind competes with itself. The first of the four workers
+# of their own, and so have the drills with real agents: neither kind competes with itself. The first of four workers
 # that is done takes the fifth part.
 WORKERS = {
     "trainer": "networks",
