@@ -50,13 +50,11 @@ settings.load_profile("fixed")
 
 TESTS = Path(__file__).parent
 
-# Which tests one process runs, by directory: always the same ones in the same order. The trainer's ranks have a process
-# of their own, and so have the drills with real agents: neither kind competes with itself. The first of four workers
-# that is done takes the fifth part.
+# Which process runs a folder's tests, at any depth: always the same one, in the same order. The trainer's ranks have
+# one of their own, and so have the drills with real agents: neither kind competes with itself. The first of the four
+# workers that is done takes the fifth part.
 WORKERS = {
     "trainer": "networks",
-    "charts": "ranks",
-    "curves": "ranks",
     "faults": "drills",
     "tui": "screen",
     "demo": "screen",
@@ -94,7 +92,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     of_ranks = {item.path for item in items if {"two_ranks", "four_ranks"} & set(getattr(item, "fixturenames", ()))}
     for item in items:
-        worker = WORKERS.get(item.path.relative_to(TESTS).parts[0], "rest")
+        folders = item.path.relative_to(TESTS).parts
+        worker = next((WORKERS[folder] for folder in folders if folder in WORKERS), "rest")
         if item.path in of_ranks:
             worker = "ranks"
         item.add_marker(pytest.mark.xdist_group(worker))
