@@ -36,7 +36,7 @@ def largest_batch(stepper: Stepper) -> int:
         # Memory must be measured with the optimizer's state, which the first step creates.
         probe(first)
         batch_size = find_batch(probe, settings.max_batch_size, world, first=first)
-    # Without the optimizer's state: `load` would leave that of a state which has none yet.
+    # What the trials left of it: with --reset-optimizer, `load` does not touch the optimizer's state.
     session.strategy.load_optimizer_state({})
     session.load(state)
     session.batches = batches
